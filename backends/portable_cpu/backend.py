@@ -1,0 +1,81 @@
+"""The CPU as a backend."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from portable.backend import Backend
+from portable.spec import Availability, Generation
+from portable.support import Support
+from portable_cpu import host, table
+from portable_cpu.facts import GENERATIONS, SPEC
+
+# First match wins: capability of torch.cpu.get_capabilities to the generation it means.
+_BY_CAPABILITY = (
+    ("amx_bf16", "amx"),
+    ("avx512_bf16", "avx512_bf16"),
+    ("avx512_f", "avx512"),
+    ("avx2", "avx2"),
+    ("bf16", "arm_bf16"),
+)
+
+
+class CpuBackend(Backend):
+    """PyTorch's own CPU device. Always available."""
+
+    spec = SPEC
+
+    def probe(self) -> Availability:
+        return Availability(True, f"{host.cpu_name()}, {host.usable_cores()} cores", device_count=1)
+
+    def module(self) -> Any:
+        return torch.cpu
+
+    def support_changes(self) -> Mapping[str, Support]:
+        return table.TABLE
+
+    @cached_property
+    def _generation(self) -> Generation:
+        capabilities = _capabilities()
+        name = next((name for key, name in _BY_CAPABILITY if capabilities.get(key)), "baseline")
+        return GENERATIONS[name]
+
+    def generation(self, index: int = 0) -> Generation:
+        return self._generation
+
+    def device_name(self, index: int = 0) -> str:
+        return host.cpu_name()
+
+    def total_memory(self, index: int = 0) -> int:
+        return host.machine_memory()[1]
+
+    def compile_problem(self) -> str | None:
+        """TorchInductor needs a C++ compiler and Python's header files (torch/_inductor/cpp_builder.py)."""
+        compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
+        if not any(shutil.which(name) for name in compilers):
+            return f"no C++ compiler was found (looked for {', '.join(compilers)}); install g++, or set CXX"
+        header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+        if not header.exists():
+            return f"Python's header files are missing ({header.name} is not installed); install the python3-dev package"
+        return None
+
+
+def _capabilities() -> Mapping[str, Any]:
+    """PyTorch's own detection; torch 2.11 and older have only single functions for it."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        return torch.cpu.get_capabilities()
+    checks = {
+        "amx_bf16": "_is_amx_tile_supported",
+        "avx512_bf16": "_is_avx512_bf16_supported",
+        "avx512_f": "_is_avx512_supported",
+        "avx2": "_is_avx2_supported",
+    }
+    return {key: bool(getattr(torch.cpu, name, lambda: False)()) for key, name in checks.items()}

@@ -1,0 +1,114 @@
+"""What the operating system tells about this process and this machine.
+
+On Linux everything comes from /proc and the control group. Elsewhere the standard library's ``resource`` module gives the
+high-water mark, which then also stands for the current value.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_STATM = Path("/proc/self/statm")
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+def _fields(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {key.strip(): value.strip() for key, separator, value in pairs if separator}
+
+
+def _kibibytes(text: str) -> int:
+    return int(text.split()[0]) * 1024
+
+
+def _high_water_mark() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB on Linux (getrusage manual pages)
+
+
+def resident() -> int:
+    """Bytes of this process in memory now."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE
+    except OSError:
+        return _high_water_mark()
+
+
+def peak_resident() -> int:
+    """The most bytes this process had in memory since the start or `reset_peak`."""
+    found = _fields(_STATUS).get("VmHWM")
+    return max(_kibibytes(found), resident()) if found else max(_high_water_mark(), resident())
+
+
+def reset_peak() -> bool:
+    """Start the peak anew; False where the system does not allow it.
+
+    Writing 5 to clear_refs resets VmHWM to the current resident set (Linux: Documentation/filesystems/proc.rst).
+    """
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _control_group() -> tuple[int, int] | None:
+    """(free, limit) of the control group that contains the process; None if it sets no limit."""
+    for limit_file, used_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit = int(Path(limit_file).read_text())
+            return limit - int(Path(used_file).read_text()), limit
+        except (OSError, ValueError):  # absent, or "max"
+            continue
+    return None
+
+
+def machine_memory() -> tuple[int, int]:
+    """(free, total) bytes that this process can count on: the machine's, or its control group's if that is less."""
+    memory = _fields(Path("/proc/meminfo"))
+    if "MemAvailable" in memory:
+        free, total = _kibibytes(memory["MemAvailable"]), _kibibytes(memory["MemTotal"])
+    else:
+        total = _PAGE * os.sysconf("SC_PHYS_PAGES")
+        free = total - resident()
+    group = _control_group()
+    return (min(free, group[0]), min(total, group[1])) if group and group[1] < total else (free, total)
+
+
+@cache
+def cpu_name() -> str:
+    """The processor's model name."""
+    for key in ("model name", "Model", "Hardware"):
+        found = _fields(Path("/proc/cpuinfo")).get(key)
+        if found:
+            return found
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load_percent() -> int:
+    """One-minute load average as a percentage of the cores, at most 100."""
+    if not hasattr(os, "getloadavg"):
+        return 0
+    return min(100, round(100 * os.getloadavg()[0] / (os.cpu_count() or 1)))

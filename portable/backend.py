@@ -1,0 +1,169 @@
+"""The base class of all backends: the baseline that any device known to PyTorch gets.
+
+A vendor's package subclasses `Backend`, fills `spec`, and overrides only what differs from the baseline. Third parties:
+docs/write-a-backend.md has a complete example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from portable.baseline import baseline
+from portable.spec import Availability, BackendSpec, Generation
+from portable.support import Support, bind
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Backend:
+    """One vendor's devices.
+
+    Attributes:
+        spec: what the backend declares, as data.
+        package_module: import name of the vendor's package, "" if PyTorch itself has the device.
+        group_before_device: the process group must be joined before the device is first touched.
+        one_device_per_process: the runtime gives each process a device of its own, numbered 0 there.
+    """
+
+    spec: BackendSpec
+    package_module: str = ""
+    group_before_device: bool = False
+    one_device_per_process: bool = False
+
+    def probe(self) -> Availability:
+        """Whether the backend can run here.
+
+        Must be cheap, must not raise, and should find out as much as possible before importing the vendor's package.
+        The baseline asks whether the package is installed and then the vendor's module under ``torch``.
+        """
+        if self.package_module and importlib.util.find_spec(self.package_module) is None:
+            return Availability(
+                False,
+                f"the package {self.package_module} is not installed",
+                f"pip install {self.spec.package or self.package_module}",
+            )
+        self.load()
+        module = self.module()
+        if module is None:
+            return Availability(
+                False,
+                f"this PyTorch has no torch.{self.spec.device_type}",
+                f"install a PyTorch build for {self.spec.vendor} devices",
+            )
+        count = int(module.device_count()) if module.is_available() else 0
+        if count == 0:
+            return Availability(
+                False,
+                f"torch.{self.spec.device_type} finds no device",
+                f"check the driver of the {self.spec.vendor} device",
+            )
+        return Availability(True, f"{count} device{'s' if count > 1 else ''}", device_count=count)
+
+    def load(self) -> None:
+        """Import the vendor's package, so that ``torch`` knows the device. Called when the backend is chosen."""
+        if self.package_module:
+            importlib.import_module(self.package_module)
+
+    def module(self) -> Any:
+        """The vendor's module under ``torch`` (``torch.cuda``), None if there is none."""
+        import torch
+
+        return getattr(torch, self.spec.device_type, None)
+
+    @cached_property
+    def support(self) -> Mapping[str, Support]:
+        """Function of the catalogue to how this backend supports it."""
+        return {**baseline(), **self.support_changes()}
+
+    def support_changes(self) -> Mapping[str, Support]:
+        """Cells of the support table that differ from the baseline."""
+        return {}
+
+    def bind(self) -> dict[str, Any]:
+        """The table with every cell turned into what a call reaches."""
+        module = self.module()
+        return {name: bind(self.spec.name, name, cell, module) for name, cell in self.support.items()}
+
+    def generation(self, index: int = 0) -> Generation | None:
+        """Generation of one device, None if it is not in the table. The device must be available."""
+        return None
+
+    def claim_device(self, local_rank: int) -> torch.device:
+        """Make the device of this process current and return it; ``local_rank`` is the process's number on this machine."""
+        import torch
+
+        kind = self.spec.device_type
+        if kind == "cpu":
+            return torch.device(kind)
+        index = 0 if self.one_device_per_process else local_rank
+        self.bind()["set_device"](index)
+        return torch.device(kind, index)
+
+    def device_name(self, index: int = 0) -> str:
+        """What people call the device."""
+        generation = self.generation(index)
+        return generation.title if generation else f"{self.spec.vendor} {self.spec.device_type}:{index}"
+
+    def total_memory(self, index: int = 0) -> int | None:
+        """Bytes of memory of one device; the declared figure if the vendor's module does not tell."""
+        try:
+            return int(self.module().get_device_properties(index).total_memory)
+        except (AttributeError, RuntimeError):
+            generation = self.generation(index)
+            return generation.memory if generation else None
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions that a result depends on, beyond PyTorch's: driver, toolkit, vendor package."""
+        return {}
+
+    def compile_problem(self) -> str | None:
+        """Why torch.compile cannot work here, None if it can."""
+        requires = self.spec.compile.requires
+        if requires and importlib.util.find_spec(requires) is None:
+            return f"the compile backend {self.spec.compile.backend!r} needs the package {requires}, which is not installed"
+        return None
+
+    @contextlib.contextmanager
+    def fallbacks(self) -> Iterator[Counter[str]]:
+        """Count the operators that fall back to the CPU inside the block.
+
+        The baseline listens for the warning declared in ``spec.fallback.warning``; other warnings pass through.
+        """
+        seen: Counter[str] = Counter()
+        pattern = re.compile(self.spec.fallback.warning) if self.spec.fallback.warning else None
+        if pattern is None:
+            yield seen
+            return
+        original = warnings.showwarning
+
+        def listen(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+            match = pattern.search(str(message))
+            if match:
+                seen[match["op"]] += 1
+            else:
+                original(message, category, *args, **kwargs)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = listen
+            yield seen
+
+    def profiler(self, **kwargs: Any) -> Any:
+        """A profiler with the activities of this backend: ``torch.profiler.profile`` or the vendor's own."""
+        from torch import profiler
+
+        names = self.spec.profiler_activities
+        activities = [activity for activity in profiler.supported_activities() if activity.name in names]
+        return profiler.profile(activities=activities, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.spec.name!r} (device type {self.spec.device_type!r})>"

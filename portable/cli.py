@@ -1,0 +1,87 @@
+"""The command line. Nothing here imports torch until a command needs it, so that help is instant."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import portable
+
+app = typer.Typer(
+    help="One device API for PyTorch on NVIDIA/AMD GPUs, AWS Trainium, Huawei Ascend and CPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich's would cost more than the rest of start-up
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"portable {portable.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    backend: Annotated[str | None, typer.Option(help="Choose this backend first (default: the best).")] = None,
+) -> None:
+    """Show backends, devices, dtypes, precision policy and compile backend, and why a backend is not available."""
+    from portable._loading import ensure_torch
+
+    ensure_torch()
+    from portable import selection
+    from portable.info import collect
+
+    if backend:
+        selection.use(backend)
+    found = collect()
+    if as_json:
+        import json
+
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        from rich.console import Console
+
+        from portable.info_view import show
+
+        show(found, Console())
+    if found.problem:
+        raise typer.Exit(1)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    script: Annotated[str | None, typer.Argument(help="The script, followed by its own arguments.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    module: Annotated[str | None, typer.Option("-m", help="Run a module instead of a script, like python -m.")] = None,
+    backend: Annotated[str, typer.Option(help="auto, cpu, cuda, ascend, neuron, or another plugin's backend.")] = "auto",
+    report: Annotated[Path | None, typer.Option(help="Write what was redirected as JSON to this file.")] = None,
+    quiet: Annotated[bool, typer.Option(help="Do not print the closing report.")] = False,
+) -> None:
+    """Run a script written for CUDA on another backend, without editing it."""
+    if module is None and script is None:
+        raise typer.BadParameter("nothing to run was given; name a script, or a module with -m")
+    rest = list(args or [])
+    if module is not None and script is not None:
+        rest.insert(0, script)  # after -m the first positional word already belongs to the module
+    from portable._loading import ensure_torch
+
+    ensure_torch()
+    from portable.runner import run_script
+
+    chosen = None if backend == "auto" else backend
+    target = module if module is not None else script
+    assert target is not None
+    sys.exit(run_script(target, rest, module=module is not None, backend=chosen, report=report, quiet=quiet))

@@ -1,0 +1,76 @@
+"""`pt.profile`: torch.profiler with the activities of the backend, a Chrome trace, and what fell back to the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from portable.selection import active
+
+
+@contextlib.contextmanager
+def profile(
+    trace: str | os.PathLike[str] | None = "trace.json",
+    *,
+    rows: int = 15,
+    sort_by: str | None = None,
+    file: TextIO | None = None,
+    **kwargs: Any,
+) -> Iterator[Any]:
+    """Profile a block: write a Chrome trace and print the operators that took longest.
+
+    Args:
+        trace: where the trace goes (open it in Perfetto or chrome://tracing); None writes none. It is written to a temporary
+            file first, so that an earlier trace is replaced only by a complete one.
+        rows: operators in the printed table.
+        sort_by: key of torch.profiler's table ("self_cpu_time_total"); the device's time where there is a device.
+        file: where the table goes; standard output by default.
+        kwargs: passed on to the profiler: ``record_shapes``, ``profile_memory``, ``with_stack``, ``schedule`` ...
+
+    Yields:
+        The profiler (call its ``step()`` with a schedule).
+    """
+    out = file or sys.stdout
+    backend = active()
+    with backend.fallbacks() as fallen:
+        session = backend.profiler(**kwargs)
+        with session:
+            yield session
+            from portable.devices import synchronize
+
+            synchronize()  # what is still queued belongs to the block
+    if trace is not None:
+        target = Path(trace)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # The profiler compresses by the suffix, so the temporary name keeps it.
+        partial = target.with_name(f".{os.getpid()}.{target.name}")
+        session.export_chrome_trace(str(partial))
+        partial.replace(target)
+        print(f"trace: {target}", file=out)
+    print(_table(session, sort_by, rows), file=out)
+    print(fallback_section(fallen), file=out)
+
+
+def _table(session: Any, sort_by: str | None, rows: int) -> str:
+    averages = session.key_averages()
+    if sort_by is None:
+        on_device = any(getattr(event, "self_device_time_total", 0) for event in averages)
+        sort_by = "self_device_time_total" if on_device else "self_cpu_time_total"
+    return averages.table(sort_by=sort_by, row_limit=rows)
+
+
+def fallback_section(fallen: Counter[str]) -> str:
+    """The part of the report that says which operators had no kernel on the device."""
+    spec = active().spec
+    if not spec.fallback.happens:
+        return f"fell back to CPU: none (the {spec.name} backend never does: {spec.fallback.note})"
+    if not fallen:
+        return "fell back to CPU: none seen"
+    lines = [f"fell back to CPU: {sum(fallen.values())} calls of {len(fallen)} operators"]
+    lines += [f"  {count:>8}  {name}" for name, count in fallen.most_common()]
+    return "\n".join(lines)

@@ -1,0 +1,183 @@
+"""Which backend this process uses.
+
+The order: `use`, then the environment variable ``PORTABLE_BACKEND``, then the available backend with the highest declared
+priority. The choice is made at the first call that needs it and holds for the process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from portable import plugins
+from portable.backend import Backend
+from portable.errors import BackendNotFound, BackendUnavailable
+from portable.spec import Availability
+
+VARIABLE = "PORTABLE_BACKEND"
+AUTO = "auto"
+
+_lock = threading.RLock()
+_active: Backend | None = None
+_calls: dict[str, Any] = {}
+_availability: dict[str, Availability] = {}
+
+
+def find(name: str, asked_by: str = "") -> Backend:
+    """The backend of this name or alias, available or not.
+
+    Args:
+        name: "cuda", "neuron", "ascend", "cpu", the name of a third-party backend, or an alias such as "npu".
+        asked_by: where the name came from, for the message.
+
+    Raises:
+        BackendNotFound: no plugin provides it.
+    """
+    found = plugins.registry()
+    wanted = name.strip().lower()
+    for backend in found.backends.values():
+        if wanted == backend.spec.name.lower() or wanted in (alias.lower() for alias in backend.spec.aliases):
+            return backend
+    broken = "".join(f" Plugin {p.plugin} failed: {p.message}." for p in found.problems)
+    raise BackendNotFound(
+        f"backend {name!r} was asked for{asked_by}, but the installed plugins provide "
+        f"{', '.join(sorted(found.backends)) or 'none'}.{broken} "
+        "Choose one of these or install the plugin that provides it (see `portable info`)."
+    )
+
+
+def availability(backend: Backend) -> Availability:
+    """Whether a backend can run here; asked once per process, and never raises."""
+    name = backend.spec.name
+    with _lock:
+        if name not in _availability:
+            found = plugins.registry()
+            answer = found.guarded(found.providers.get(name, name), "probe", backend.probe)
+            if not isinstance(answer, Availability):
+                why = found.problems[-1].message if answer is None else f"probe() returned {answer!r}, not an Availability"
+                answer = Availability(False, f"its probe failed: {why}", "report this to the plugin's maintainer")
+            _availability[name] = answer
+        return _availability[name]
+
+
+def resolve(name: str | None = None, asked_by: str = "") -> Backend:
+    """The backend of this name, or the best one, ready for use on this machine.
+
+    Args:
+        name: a name or alias; None or "auto" for the best available backend.
+        asked_by: where the name came from, for the message.
+
+    Raises:
+        BackendNotFound: no plugin provides it.
+        BackendUnavailable: it cannot run here; the message says why and what to do.
+    """
+    if name is None or name.strip().lower() == AUTO:
+        return _best()
+    backend = find(name, asked_by)
+    answer = availability(backend)
+    if not answer.available:
+        raise BackendUnavailable(
+            f"backend {name!r} was asked for{asked_by}, but it is not available: {answer.reason}. "
+            f"Next step: {answer.next_step or 'see `portable info`'}."
+        )
+    return backend
+
+
+def _best() -> Backend:
+    ranked = sorted(plugins.registry().backends.values(), key=lambda b: (-b.spec.priority, b.spec.name))
+    for backend in ranked:
+        if availability(backend).available:
+            return backend
+    reasons = "; ".join(f"{b.spec.name}: {availability(b).reason}" for b in ranked)
+    raise BackendUnavailable(
+        f"no backend is available ({reasons or 'no plugin provides one'}). Reinstall portable, which brings the cpu backend."
+    )
+
+
+def active() -> Backend:
+    """The backend in use; chosen now if it has not been yet.
+
+    Raises:
+        BackendNotFound, BackendUnavailable: for the name in ``PORTABLE_BACKEND``.
+    """
+    backend = _active
+    if backend is None:
+        with _lock:
+            if _active is None:
+                asked = os.environ.get(VARIABLE) or None
+                _activate(resolve(asked, f" by the environment variable {VARIABLE}" if asked else ""))
+            backend = _active
+            assert backend is not None
+    return backend
+
+
+def call(name: str) -> Any:
+    """What a function of the device API reaches on the active backend.
+
+    Args:
+        name: torch.cuda's name for it, a key of `portable.catalogue.BY_NAME`.
+    """
+    try:
+        return _calls[name]
+    except KeyError:
+        active()
+        return _calls[name]
+
+
+def _activate(backend: Backend | None) -> None:
+    global _active, _calls
+    with _lock:
+        if backend is None:
+            _active, _calls = None, {}
+            return
+        backend.load()
+        calls = backend.bind()
+        _active, _calls = backend, calls  # replaced whole, so that a concurrent call sees one backend or the other
+
+
+class Use:
+    """The outcome of `use`: the choice already holds; as a context manager it restores the earlier one at the end."""
+
+    def __init__(self, name: str | None) -> None:
+        with _lock:
+            self._previous = _active
+            self.backend = resolve(name, " by pt.use")
+            _activate(self.backend)
+
+    def __enter__(self) -> Backend:
+        return self.backend
+
+    def __exit__(self, *exc: object) -> None:
+        _activate(self._previous)
+
+    def __repr__(self) -> str:
+        return f"use({self.backend.spec.name!r})"
+
+
+def use(name: str | None = None) -> Use:
+    """Choose the backend of this process.
+
+    Args:
+        name: "cuda", "neuron", "ascend", "cpu", a third-party backend's name or an alias; None or "auto" for the best.
+
+    Returns:
+        An object that may be ignored, or used in a ``with`` statement to go back to the earlier choice.
+
+    Raises:
+        BackendNotFound, BackendUnavailable: the earlier choice stays.
+    """
+    return Use(name)
+
+
+def backends() -> dict[str, Availability]:
+    """Every known backend and whether it can run here."""
+    return {name: availability(backend) for name, backend in plugins.registry().backends.items()}
+
+
+def reset() -> None:
+    """Forget the choice, the probes and the plugins (for tests, and after installing a plugin)."""
+    with _lock:
+        _availability.clear()
+        _activate(None)
+        plugins.reset()
