@@ -1,0 +1,105 @@
+"""TorchNeuron as a backend. Checked against documentation only: no Trainium was at hand."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from portable import emulation
+from portable.backend import Backend
+from portable.spec import Availability, Generation
+from portable.support import Support, emulated, native, noop, unsupported
+from portable_neuron.diagnosis import diagnose, look
+from portable_neuron.facts import GENERATIONS, SPEC
+
+_GRAPHS = unsupported("Neuron has no counterpart of CUDA graphs", "use pt.compile(model): it compiles whole graphs")
+_MONITOR = unsupported("torch.neuron has no monitoring functions", "run neuron-top or neuron-monitor beside the program")
+
+
+def _memory_info(device: Any = None) -> tuple[int, int]:
+    """(free, total) from the device's size and what this process's allocator holds; other processes are not seen."""
+    module = torch.neuron  # type: ignore[attr-defined]
+    module.synchronize()  # the counters are updated asynchronously (torch: memory profiling guide)
+    total = int(module.get_device_properties(device or 0).total_memory)
+    return total - int(module.memory_reserved()), total
+
+
+class NeuronBackend(Backend):
+    """AWS Trainium 2 and 3."""
+
+    spec = SPEC
+    package_module = "torch_neuronx"
+    group_before_device = True  # torch: distributed guide
+    one_device_per_process = True  # one process drives one logical core, whose number is forced to LOCAL_RANK
+
+    def probe(self) -> Availability:
+        obstacle = diagnose(look())
+        if obstacle:
+            return obstacle
+        self.load()
+        module = self.module()
+        if module is None:
+            return Availability(False, "torch_neuronx was imported, but torch.neuron is missing", "reinstall torch-neuronx")
+        # is_available() swallows the runtime's errors and device_count() raises them (drop), so the reason comes from there.
+        if not module.is_available():
+            try:
+                module.device_count()
+                why = "the runtime finds no core"
+            except RuntimeError as error:
+                why = str(error).splitlines()[0]
+            return Availability(False, why, "check with neuron-ls that no other process holds the cores")
+        count = int(module.device_count())
+        return Availability(True, f"{count} logical NeuronCore{'s' if count > 1 else ''}", device_count=count)
+
+    def support_changes(self) -> Mapping[str, Support]:
+        return {
+            # Absent from the documented surface; Accelerate calls some, so a later version may have them: asked first.
+            "mem_get_info": native("mem_get_info", emulated(_memory_info, "total_memory less memory_reserved of this process")),
+            "get_rng_state_all": native(
+                "get_rng_state_all", emulated(emulation.get_rng_state_all, "get_rng_state of each device")
+            ),
+            "set_rng_state_all": native(
+                "set_rng_state_all", emulated(emulation.set_rng_state_all, "set_rng_state of each device")
+            ),
+            "ipc_collect": native("ipc_collect", noop("device memory is not shared between processes")),
+            "set_per_process_memory_fraction": native(
+                "set_per_process_memory_fraction",
+                unsupported("a process has its logical core to itself", "choose a smaller batch"),
+            ),
+            "device_of": emulated(emulation.device_of, "torch.accelerator.device_index of the tensor's device"),
+            "CUDAGraph": _GRAPHS,
+            "graph": _GRAPHS,
+            "make_graphed_callables": _GRAPHS,
+            "graph_pool_handle": _GRAPHS,
+            **dict.fromkeys(("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"), _MONITOR),
+            "list_gpu_processes": unsupported("torch.neuron does not list processes", "use neuron-ls"),
+        }
+
+    def generation(self, index: int = 0) -> Generation | None:
+        # properties.name is the instance family: trn2, trn2n, trn2u, trn3, trn3u (drop; TorchTitan reads it too).
+        family = str(self.module().get_device_properties(index).name).lower()
+        return next((found for name, found in GENERATIONS.items() if family.startswith(name)), None)
+
+    def versions(self) -> Mapping[str, str]:
+        found = {}
+        for name in ("torch-neuronx", "neuronx-cc", "nki"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+        return found
+
+    @contextlib.contextmanager
+    def fallbacks(self) -> Iterator[Counter[str]]:
+        """Count through the package's own tracking (drop: clear_op_tracking, get_fallback_ops), which names operators only."""
+        import torch_neuronx
+
+        seen: Counter[str] = Counter()
+        torch_neuronx.clear_op_tracking()
+        try:
+            yield seen
+        finally:
+            seen.update(str(name) for name in torch_neuronx.get_fallback_ops())
