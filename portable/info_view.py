@@ -24,7 +24,12 @@ def show(info: Info, console: Console) -> None:
     """Print the overview, then one table for each available backend, then what failed."""
     console.print(_overview(info))
     for backend in info.backends:
+        if not backend.available:
+            console.print(f"[bold]{escape(backend.name)}[/] not available: {escape(backend.reason)}", soft_wrap=True)
+            console.print(f"    next: {escape(backend.next_step)}", soft_wrap=True)
+    for backend in info.backends:
         if backend.available:
+            console.print()
             console.print(_details(backend))
     versions = "  ".join(f"{name} {value}" for name, value in info.versions.items() if "failed" not in value)
     console.print(escape(versions), style="dim", soft_wrap=True)
@@ -38,18 +43,17 @@ def show(info: Info, console: Console) -> None:
 
 def _overview(info: Info) -> Table:
     table = Table(title="Backends", title_justify="left", show_edge=False, pad_edge=False)
-    for column in ("", "backend", "device", "available", "execution"):
+    for column in ("", "backend", "device type", "available", "execution", "generation"):
         table.add_column(column, no_wrap=True)
-    table.add_column("found / next step")
     for backend in info.backends:
-        found = backend.reason if backend.available else f"{backend.reason}. Next: {backend.next_step}"
+        generations = {device.generation or "unknown" for device in backend.devices}
         table.add_row(
             "*" if backend.active else "",
             escape(backend.name),
             escape(backend.device_type),
             "[green]yes[/]" if backend.available else "[yellow]no[/]",
             backend.execution if backend.available else "-",
-            escape(found),
+            escape(", ".join(sorted(generations)) or "-"),
         )
     return table
 

@@ -1,0 +1,82 @@
+"""torch_npu as a backend. Checked against the vendor's wheel and documentation only: no Ascend device was at hand."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from portable import emulation
+from portable.backend import Backend
+from portable.spec import Availability, Generation
+from portable.support import Support, emulated, native, unsupported
+from portable_ascend.diagnosis import diagnose, look
+from portable_ascend.facts import SPEC, generation_of
+
+_MONITOR = unsupported("torch.npu has only utilization()", "run npu-smi info beside the program")
+
+
+class AscendBackend(Backend):
+    """Huawei Ascend 910 and 950 series."""
+
+    spec = SPEC
+    package_module = "torch_npu"
+
+    def probe(self) -> Availability:
+        obstacle = diagnose(look())
+        if obstacle:
+            return obstacle
+        try:
+            self.load()
+        except (ImportError, OSError, RuntimeError) as error:
+            retried = diagnose(_with_error(str(error)))
+            return retried or Availability(False, f"torch_npu did not load: {error}", "check CANN and the driver")
+        module = self.module()
+        count = int(module.device_count()) if module.is_available() else 0
+        if count == 0:
+            return Availability(False, "torch_npu finds no device", "check with npu-smi info that a device is healthy and free")
+        return Availability(True, f"{count} device{'s' if count > 1 else ''}", device_count=count)
+
+    def support_changes(self) -> Mapping[str, Support]:
+        return {
+            # torch.npu.get_device_capability answers only what TORCH_NPU_DEVICE_CAPABILITY was set to, and None otherwise.
+            "get_device_capability": emulated(emulation.constant((0, 0)), "(0, 0): the device has no CUDA compute capability"),
+            "CUDAGraph": native("NPUGraph"),
+            "graph": native("graph"),
+            "make_graphed_callables": native("make_graphed_callables"),
+            "is_current_stream_capturing": native("is_current_stream_capturing"),
+            "graph_pool_handle": native("graph_pool_handle"),
+            "is_tf32_supported": emulated(
+                emulation.constant(False), "False: Ascend's counterpart is HF32 (torch.npu.matmul.allow_hf32)"
+            ),
+            **dict.fromkeys(("memory_usage", "temperature", "power_draw", "clock_rate"), _MONITOR),
+            "list_gpu_processes": unsupported("torch.npu does not list processes", "run npu-smi info"),
+        }
+
+    def generation(self, index: int = 0) -> Generation | None:
+        return generation_of(self.module().get_device_name(index))
+
+    def device_name(self, index: int = 0) -> str:
+        return str(self.module().get_device_name(index))
+
+    def versions(self) -> Mapping[str, str]:
+        found = {"torch-npu": importlib.metadata.version("torch-npu")}
+        cann = getattr(getattr(torch, "npu", None), "utils", None)
+        if cann is not None and hasattr(cann, "get_cann_version"):
+            found["CANN"] = str(cann.get_cann_version())
+        return found
+
+    def profiler(self, **kwargs: Any) -> Any:
+        """torch_npu.profiler: torch.profiler does not see the device (torch_npu documentation, "Ascend PyTorch Profiler")."""
+        import torch_npu
+
+        activity = torch_npu.profiler.ProfilerActivity
+        return torch_npu.profiler.profile(activities=[activity.CPU, activity.NPU], **kwargs)
+
+
+def _with_error(error: str) -> Any:
+    from dataclasses import replace
+
+    return replace(look(), load_error=error)
