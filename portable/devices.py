@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import torch
@@ -20,10 +21,11 @@ def device(index: DeviceLike = None) -> torch.device:
 
     Args:
         index: None for the current device of the active backend, an ordinal for another one, or a torch.device or string,
-            which is checked and returned ("cuda:1"; for another backend's device call `pt.use` first).
+            which is checked ("cuda:1"; for another backend's device call `pt.use` first). "cpu" is allowed everywhere.
 
     Returns:
-        A torch.device of the active backend's type; "cpu" has no ordinal.
+        A torch.device of the active backend's type, always with its ordinal ("cuda" gives the current one), so that it
+        equals the ``device`` of tensors that lie there; or "cpu", which has no ordinal.
 
     Note:
         ``torch.cuda.device`` is a context manager; that is `pt.device_index` here (torch.accelerator's name for it), and
@@ -31,28 +33,55 @@ def device(index: DeviceLike = None) -> torch.device:
 
     Raises:
         DeviceIndexError: the ordinal is outside ``range(device_count())``.
-        ConfigurationError: the device belongs to another backend, or the string names no device.
+        ConfigurationError: the device belongs to another backend, or the argument names no device.
     """
     kind = active().spec.device_type
-    if index is None:
-        return torch.device(kind) if kind == "cpu" else torch.device(kind, call("current_device")())
-    if isinstance(index, int):
-        return torch.device(kind) if _checked(index) == 0 and kind == "cpu" else torch.device(kind, index)
+    asked, number = (None, None) if index is None else _parse(index)
+    if asked == "cpu" and kind != "cpu":
+        if number:
+            raise DeviceIndexError(f"device {str(index)!r} was asked for, but the CPU is one device. Use pt.device('cpu').")
+        return torch.device("cpu")
+    found = _own(index, asked, number)
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, found)
+
+
+stand_ins: set[str] = set()
+"""Device types that count as the active backend's, whichever it is. `portable.compat` puts "cuda" here while it redirects
+programs that name their devices so; otherwise another backend's device is refused."""
+
+
+def _parse(device: Any) -> tuple[str | None, int | None]:
+    """Device type and ordinal that an argument names, None for the part that it leaves out."""
+    if isinstance(device, Integral) and not isinstance(device, bool):
+        return None, int(device)
+    if isinstance(device, torch.device):
+        return device.type, device.index
+    if not isinstance(device, str):
+        raise ConfigurationError(
+            f"device {device!r} was asked for, which is a {type(device).__name__}. Pass an ordinal, a string such as "
+            f"{active().spec.device_type!r}, a torch.device, or None for the current device."
+        )
+    kind, colon, number = device.partition(":")
     try:
-        found = torch.device(index)
+        found = torch.device(kind if colon and number.isdecimal() else device)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"device {index!r} was asked for, but PyTorch does not know it ({str(error).splitlines()[0]}). "
-            f"Use pt.device(), pt.device(0), or {kind!r}."
+            f"device {device!r} was asked for, but PyTorch does not know it ({str(error).splitlines()[0]}). "
+            f"Use pt.device(), pt.device(0), or {active().spec.device_type!r}."
         ) from error
-    if found.type not in (kind, "cpu"):
+    # The ordinal is read here, because torch.device keeps 8 bits of it: "cuda:256" would become cuda:0.
+    return found.type, int(number) if colon else None
+
+
+def _own(device: DeviceLike, asked: str | None, number: int | None) -> int:
+    """The checked ordinal on the active backend."""
+    spec = active().spec
+    if asked is not None and asked != spec.device_type and asked not in stand_ins:
         raise ConfigurationError(
-            f"device {str(index)!r} was asked for, but the active backend is {active().spec.name} (device type {kind!r}). "
-            "Call pt.use() with that device's backend first, or pt.device() for the active one."
+            f"device {str(device)!r} was asked for, but the active backend is {spec.name} (device type "
+            f"{spec.device_type!r}). Call pt.use() with that device's backend first, or pt.device() for the active one."
         )
-    if found.type == kind and found.index is not None:
-        _checked(found.index)
-    return found
+    return int(call("current_device")()) if number is None else _checked(number)
 
 
 def _checked(index: int) -> int:
@@ -65,14 +94,20 @@ def _checked(index: int) -> int:
     return index
 
 
-def _ordinal(device: DeviceLike) -> int:
-    """The ordinal that a device argument means on the active backend."""
-    if isinstance(device, int):
-        return _checked(device)
+def ordinal(device: DeviceLike = None) -> int:
+    """The ordinal that a device argument means on the active backend.
+
+    Raises:
+        DeviceIndexError, ConfigurationError: as `device`; "cpu" is refused where it is not the active backend.
+    """
     if device is None:
         return int(call("current_device")())
-    found = torch.device(device)
-    return _checked(found.index) if found.index is not None else int(call("current_device")())
+    return _own(device, *_parse(device))
+
+
+def ordinal_or_none(device: DeviceLike) -> int | None:
+    """`ordinal`, but None is passed on, for functions that take it for the current device themselves."""
+    return None if device is None else _own(device, *_parse(device))
 
 
 def is_available() -> bool:
@@ -101,23 +136,28 @@ def current_device() -> int:
 
 
 def set_device(device: DeviceLike) -> None:
-    """Make a device current.
+    """Make a device current; a negative ordinal changes nothing, as in torch.cuda.
 
     Raises:
         DeviceIndexError: there is no such device.
     """
-    if isinstance(device, int) and device < 0:
-        return  # torch.cuda.set_device documents a negative ordinal as "do nothing"
-    call("set_device")(_ordinal(device))
+    if not _means_nothing(device):
+        call("set_device")(ordinal(device))
 
 
 def device_index(device: DeviceLike) -> AbstractContextManager[Any]:
     """Context manager: another current device inside the block. ``torch.cuda.device`` under torch.accelerator's name.
 
+    None and a negative ordinal change nothing, as in torch.cuda.
+
     Raises:
         DeviceIndexError: there is no such device.
     """
-    return call("device")(_ordinal(device))
+    return nullcontext() if device is None or _means_nothing(device) else call("device")(ordinal(device))
+
+
+def _means_nothing(device: DeviceLike) -> bool:
+    return isinstance(device, int) and device < 0
 
 
 def device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
@@ -127,17 +167,17 @@ def device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
 
 def get_device_name(device: DeviceLike = None) -> str:
     """What people call the device ("NVIDIA H200", "Ascend910B2", the CPU's model name)."""
-    return active().device_name(_ordinal(device))
+    return active().device_name(ordinal(device))
 
 
 def get_device_properties(device: DeviceLike = None) -> Any:
     """The vendor's description of a device; it has at least ``name`` and ``total_memory`` (bytes)."""
-    return call("get_device_properties")(_ordinal(device))
+    return call("get_device_properties")(ordinal(device))
 
 
 def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
     """(major, minor) CUDA compute capability; (0, 0) on devices that have none. See also `generation`."""
-    return call("get_device_capability")(_ordinal(device))
+    return call("get_device_capability")(ordinal(device))
 
 
 def get_arch_list() -> list[str]:
@@ -147,17 +187,17 @@ def get_arch_list() -> list[str]:
 
 def generation(device: DeviceLike = None) -> Generation | None:
     """What is declared of the device's generation: dtypes, memory, bandwidth, peak rates. None if it is not known."""
-    return active().generation(_ordinal(device))
+    return active().generation(ordinal(device))
 
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     """Whether one device reads another's memory directly."""
-    return bool(call("can_device_access_peer")(_ordinal(device), _ordinal(peer_device)))
+    return bool(call("can_device_access_peer")(ordinal(device), ordinal(peer_device)))
 
 
 def synchronize(device: DeviceLike = None) -> None:
     """Wait until the device has done all queued work. Returns at once on the CPU, which queues nothing."""
-    call("synchronize")(device)
+    call("synchronize")(ordinal_or_none(device))
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
@@ -187,32 +227,32 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def utilization(device: DeviceLike = None) -> int:
     """Percent of the last interval in which the device was busy."""
-    return int(call("utilization")(_ordinal(device)))
+    return int(call("utilization")(ordinal(device)))
 
 
 def memory_usage(device: DeviceLike = None) -> int:
     """Percent of the last interval in which device memory was read or written."""
-    return int(call("memory_usage")(_ordinal(device)))
+    return int(call("memory_usage")(ordinal(device)))
 
 
 def temperature(device: DeviceLike = None) -> int:
     """Degrees Celsius."""
-    return int(call("temperature")(_ordinal(device)))
+    return int(call("temperature")(ordinal(device)))
 
 
 def power_draw(device: DeviceLike = None) -> int:
     """Milliwatts."""
-    return int(call("power_draw")(_ordinal(device)))
+    return int(call("power_draw")(ordinal(device)))
 
 
 def clock_rate(device: DeviceLike = None) -> int:
     """MHz of the compute clock."""
-    return int(call("clock_rate")(_ordinal(device)))
+    return int(call("clock_rate")(ordinal(device)))
 
 
 def list_gpu_processes(device: DeviceLike = None) -> str:
     """The processes that use the device, as text."""
-    return str(call("list_gpu_processes")(_ordinal(device)))
+    return str(call("list_gpu_processes")(ordinal(device)))
 
 
 def ipc_collect() -> None:

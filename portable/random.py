@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from portable.devices import DeviceLike
+from portable.devices import DeviceLike, ordinal
 from portable.selection import active, call
 
 
@@ -63,7 +63,7 @@ def initial_seed() -> int:
 
 def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
     """State of one device's generator, a ByteTensor on the CPU."""
-    return call("get_rng_state")() if device is None else call("get_rng_state")(device)
+    return call("get_rng_state")() if device is None else call("get_rng_state")(ordinal(device))
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -76,7 +76,7 @@ def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     if device is None:
         call("set_rng_state")(new_state)
     else:
-        call("set_rng_state")(new_state, device)
+        call("set_rng_state")(new_state, ordinal(device))
 
 
 def set_rng_state_all(new_states: Sequence[torch.Tensor]) -> None:

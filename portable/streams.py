@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from portable.devices import DeviceLike
+from portable.devices import DeviceLike, ordinal_or_none
 from portable.selection import call
 
 
@@ -17,14 +17,14 @@ def Stream(*args: Any, **kwargs: Any) -> Any:
     return call("Stream")(*args, **kwargs)
 
 
-def Event(enable_timing: bool = False, **kwargs: Any) -> Any:
+def Event(enable_timing: bool = False, *args: Any, **kwargs: Any) -> Any:
     """A new event of the active backend.
 
     Args:
         enable_timing: the event records when it is reached; ``start.elapsed_time(end)`` then gives milliseconds.
-        kwargs: what the vendor's class takes besides (``blocking``, ``interprocess``).
+        args, kwargs: what the vendor's class takes besides (``blocking``, ``interprocess``), in torch.cuda.Event's order.
     """
-    return call("Event")(enable_timing=enable_timing, **kwargs)
+    return call("Event")(enable_timing, *args, **kwargs) if args else call("Event")(enable_timing=enable_timing, **kwargs)
 
 
 def stream(stream: Any) -> AbstractContextManager[Any]:
@@ -39,9 +39,9 @@ def set_stream(stream: Any) -> None:
 
 def current_stream(device: DeviceLike = None) -> Any:
     """The current stream of a device."""
-    return call("current_stream")(device)
+    return call("current_stream")(ordinal_or_none(device))
 
 
 def default_stream(device: DeviceLike = None) -> Any:
     """The default stream of a device."""
-    return call("default_stream")(device)
+    return call("default_stream")(ordinal_or_none(device))
