@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from portable import emulation
 from portable.backend import Backend
 from portable.spec import Availability, Generation
 from portable.support import Support, emulated, native, unsupported
-from portable_ascend.diagnosis import diagnose, look
+from portable_ascend.diagnosis import Found, diagnose, look
 from portable_ascend.facts import SPEC, generation_of
+from portable_ascend.surface import SURFACE
 
 _MONITOR = unsupported("torch.npu has only utilization()", "run npu-smi info beside the program")
 
@@ -41,13 +43,10 @@ class AscendBackend(Backend):
 
     def support_changes(self) -> Mapping[str, Support]:
         return {
+            **{name: native(name) for name in SURFACE},
+            "CUDAGraph": native("NPUGraph"),
             # torch.npu.get_device_capability answers only what TORCH_NPU_DEVICE_CAPABILITY was set to, and None otherwise.
             "get_device_capability": emulated(emulation.constant((0, 0)), "(0, 0): the device has no CUDA compute capability"),
-            "CUDAGraph": native("NPUGraph"),
-            "graph": native("graph"),
-            "make_graphed_callables": native("make_graphed_callables"),
-            "is_current_stream_capturing": native("is_current_stream_capturing"),
-            "graph_pool_handle": native("graph_pool_handle"),
             "is_tf32_supported": emulated(
                 emulation.constant(False), "False: Ascend's counterpart is HF32 (torch.npu.matmul.allow_hf32)"
             ),
@@ -76,7 +75,5 @@ class AscendBackend(Backend):
         return torch_npu.profiler.profile(activities=[activity.CPU, activity.NPU], **kwargs)
 
 
-def _with_error(error: str) -> Any:
-    from dataclasses import replace
-
+def _with_error(error: str) -> Found:
     return replace(look(), load_error=error)

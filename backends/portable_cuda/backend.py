@@ -13,7 +13,7 @@ from portable.backend import Backend
 from portable.catalogue import FUNCTIONS
 from portable.spec import Availability, Generation
 from portable.support import Support, native
-from portable_cuda.facts import CAPABILITIES, PRODUCTS, SPEC
+from portable_cuda.facts import CAPABILITIES, SPEC, product_of
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _AMD_DRIVER = Path("/dev/kfd")
@@ -52,9 +52,7 @@ class CudaBackend(Backend):
         return {function.name: native(function.name) for function in FUNCTIONS}
 
     def generation(self, index: int = 0) -> Generation | None:
-        name = torch.cuda.get_device_name(index)
-        product = next((generation for key, generation in PRODUCTS.items() if key in name), None)
-        return product or CAPABILITIES.get(_architecture(index))
+        return product_of(torch.cuda.get_device_name(index)) or CAPABILITIES.get(_architecture(index))
 
     def device_name(self, index: int = 0) -> str:
         return torch.cuda.get_device_name(index)

@@ -7,6 +7,7 @@ the figure with sparsity it is halved here. A GB of a data sheet is 10**9 bytes 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -71,13 +72,12 @@ def _product(
     )
 
 
-# The first name that the device's own name contains decides, so longer names stand before their prefixes.
 PRODUCTS = by_name(
     _product("V100", "NVIDIA V100 SXM2", "sm_70", 32, 900, "V100 data sheet", float32=15.7, float16=125),
     _product("T4", "NVIDIA T4", "sm_75", 16, 320, "T4 data sheet", float32=8.1, float16=65, int8=130),
     _product(
-        "A100-SXM4-40GB",
-        "NVIDIA A100 SXM 40 GB",
+        "A100-40GB",
+        "NVIDIA A100 40 GB",
         "sm_80",
         40,
         1555,
@@ -206,6 +206,21 @@ PRODUCTS = by_name(
         float8_e4m3fn=5033.2,
     ),
 )
+
+# What the driver calls each product. Sister products with other memory or clocks (H100 PCIe and NVL, A10G, L40, GH200) must not
+# match: they get the figures of their capability only.
+_NAMES = {name: re.compile(rf"\b{name}\b") for name in PRODUCTS} | {
+    "A100-40GB": re.compile(r"\bA100\b.*40GB"),
+    "A100": re.compile(r"\bA100\b.*80GB"),
+    "H100": re.compile(r"\bH100 80GB HBM3$"),
+    "H200": re.compile(r"\bH200$"),
+}
+
+
+def product_of(device_name: str) -> Generation | None:
+    """The product whose figures hold for a device of this name (``torch.cuda.get_device_name``), None if it is not listed."""
+    return next((PRODUCTS[name] for name, pattern in _NAMES.items() if pattern.search(device_name)), None)
+
 
 GENERATIONS: Mapping[str, Generation] = {**CAPABILITIES, **PRODUCTS}
 

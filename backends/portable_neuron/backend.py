@@ -16,6 +16,7 @@ from portable.spec import Availability, Generation
 from portable.support import Support, emulated, native, noop, unsupported
 from portable_neuron.diagnosis import diagnose, look
 from portable_neuron.facts import GENERATIONS, SPEC
+from portable_neuron.surface import SURFACE
 
 _GRAPHS = unsupported("Neuron has no counterpart of CUDA graphs", "use pt.compile(model): it compiles whole graphs")
 _MONITOR = unsupported("torch.neuron has no monitoring functions", "run neuron-top or neuron-monitor beside the program")
@@ -58,6 +59,7 @@ class NeuronBackend(Backend):
 
     def support_changes(self) -> Mapping[str, Support]:
         return {
+            **{name: native(name) for name in SURFACE},
             # Absent from the documented surface; Accelerate calls some, so a later version may have them: asked first.
             "mem_get_info": native("mem_get_info", emulated(_memory_info, "total_memory less memory_reserved of this process")),
             "get_rng_state_all": native(
