@@ -28,7 +28,7 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 
 docs: $(STAMP)
-	$(RUN) -m portable.support_table --write docs/device-api.md
+	$(RUN) -m portable.documents docs
 
 wheel: $(STAMP)
 	$(VENV)/bin/pip wheel --no-deps --wheel-dir dist .

@@ -128,6 +128,8 @@ class BackendSpec:
         optimizers: class name in torch.optim to its options; a missing class gets PyTorch's defaults.
         pin_memory: whether pinned host memory speeds copies up.
         determinism, fallback: see their classes.
+        checked: how the facts and the code were checked: on hardware, with the vendor's package, from documents.
+        install: how a user gets the vendor's software, in words.
         rng: what the device generator is and how it relates to the CPU's.
         environment: environment variables that matter, with one line each.
         out_of_memory: substrings of messages by which the backend reports exhausted memory, beyond torch.OutOfMemoryError.
@@ -142,6 +144,8 @@ class BackendSpec:
     pin_memory: Choice
     fallback: FallbackSpec
     rng: str
+    checked: str = "not stated by the plugin"
+    install: str = "see the vendor's documentation"
     priority: int = 100
     aliases: tuple[str, ...] = ()
     package: str | None = None

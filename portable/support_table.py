@@ -1,14 +1,8 @@
-"""The support table as a document: every function of the device API on every shipped backend.
-
-``python -m portable.support_table --write docs/device-api.md`` writes it; a test fails when the file in the repository is not
-what this module produces.
-"""
+"""The support table as a document: every function of the device API on every shipped backend."""
 
 from __future__ import annotations
 
-import sys
 from itertools import groupby
-from pathlib import Path
 
 from portable.backend import Backend
 from portable.catalogue import FUNCTIONS, Function
@@ -87,19 +81,3 @@ def render() -> str:
             lines += [f"- `{function.public_name}`: {function.summary}.", *_notes(function.name, backends)]
         lines += [""]
     return "\n".join(lines)
-
-
-def main(arguments: list[str]) -> int:
-    """Print the document, or write it with ``--write FILE``."""
-    if not arguments:
-        print(render(), end="")
-        return 0
-    if len(arguments) != 2 or arguments[0] != "--write":
-        print("usage: python -m portable.support_table [--write FILE]", file=sys.stderr)
-        return 2
-    Path(arguments[1]).write_text(render(), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

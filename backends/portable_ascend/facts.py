@@ -154,6 +154,14 @@ SPEC = BackendSpec(
         # wheel: text in libtorch_npu.so. It is printed by the C++ side, as a Python warning.
         warning=r"The operator '(?P<op>[^']+)' is not currently supported on the NPU backend and will fall back",
     ),
+    checked=(
+        "against the sources and libraries of the vendor's wheel torch-npu 2.13.0 and Huawei's documentation; nothing has run "
+        "on an Ascend device"
+    ),
+    install=(
+        "driver and firmware, CANN toolkit and kernels from Huawei, `source set_env.sh`, PyTorch's CPU build, and the torch-npu "
+        "of exactly torch's release (`pip install 'portable[ascend]'`)"
+    ),
     rng="Philox, one generator for each device; torch.manual_seed seeds them all",
     environment={
         "ASCEND_RT_VISIBLE_DEVICES": "which devices the process sees",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import sysconfig
 from collections.abc import Mapping
 from functools import cached_property
@@ -27,6 +28,8 @@ _BY_CAPABILITY = (
     ("bf16", "arm_bf16"),
 )
 
+_COMPILERS = {"darwin": "clang++", "win32": "cl"}
+
 
 class CpuBackend(Backend):
     """PyTorch's own CPU device. Always available."""
@@ -44,7 +47,7 @@ class CpuBackend(Backend):
 
     @cached_property
     def _generation(self) -> Generation:
-        capabilities = _capabilities()
+        capabilities = host.capabilities()
         name = next((name for key, name in _BY_CAPABILITY if capabilities.get(key)), "baseline")
         return GENERATIONS[name]
 
@@ -58,24 +61,14 @@ class CpuBackend(Backend):
         return host.machine_memory()[1]
 
     def compile_problem(self) -> str | None:
-        """TorchInductor needs a C++ compiler and Python's header files (torch/_inductor/cpp_builder.py)."""
-        compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "cl"]
-        if not any(shutil.which(name) for name in compilers):
-            return f"no C++ compiler was found (looked for {', '.join(compilers)}); install g++, or set CXX"
+        """TorchInductor needs a C++ compiler and Python's header files (torch/_inductor/cpp_builder.py).
+
+        It calls the one that CXX names, else exactly one that depends on the system (torch/_inductor/config.py, ``cpp.cxx``).
+        """
+        compiler = os.environ.get("CXX") or _COMPILERS.get(sys.platform, "g++")
+        if not shutil.which(compiler):
+            return f"no C++ compiler was found (looked for {compiler!r}); install one, or set CXX to the path of yours"
         header = Path(sysconfig.get_paths()["include"]) / "Python.h"
         if not header.exists():
             return f"Python's header files are missing ({header.name} is not installed); install the python3-dev package"
         return None
-
-
-def _capabilities() -> Mapping[str, Any]:
-    """PyTorch's own detection; torch 2.11 and older have only single functions for it."""
-    if hasattr(torch.cpu, "get_capabilities"):
-        return torch.cpu.get_capabilities()
-    checks = {
-        "amx_bf16": "_is_amx_tile_supported",
-        "avx512_bf16": "_is_avx512_bf16_supported",
-        "avx512_f": "_is_avx512_supported",
-        "avx2": "_is_avx2_supported",
-    }
-    return {key: bool(getattr(torch.cpu, name, lambda: False)()) for key, name in checks.items()}

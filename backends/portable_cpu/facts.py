@@ -99,6 +99,8 @@ SPEC = BackendSpec(
         note="CPU kernels repeat bit for bit at a fixed number of threads; a few scatter operators need the switch"
     ),
     fallback=FallbackSpec(False, "the CPU is where other backends fall back to"),
+    checked="run by every test, on x86-64 with AVX2 (docs/performance.md names the machines)",
+    install="nothing beyond PyTorch; a C++ compiler for pt.compile",
     rng="Mersenne Twister, one generator; torch.manual_seed seeds it",
     environment={
         "OMP_NUM_THREADS": "threads of one operator (torch.set_num_threads)",

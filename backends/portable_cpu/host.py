@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
 _STATM = Path("/proc/self/statm")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -66,30 +71,47 @@ def reset_peak() -> bool:
     return True
 
 
-def _control_group() -> tuple[int, int] | None:
-    """(free, limit) of the control group that contains the process; None if it sets no limit."""
-    for limit_file, used_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit = int(Path(limit_file).read_text())
-            return limit - int(Path(used_file).read_text()), limit
-        except (OSError, ValueError):  # absent, or "max"
+def _control_groups() -> Iterator[Path]:
+    """Folders of the control group that contains the process and of those above it (cgroups(7))."""
+    for line in _CGROUP.read_text().splitlines() if _CGROUP.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
             continue
-    return None
+        root = _CGROUPS / "memory" if controllers else _CGROUPS
+        yield from (root / part for part in (path.strip("/"), *map(str, Path(path.strip("/")).parents)))
+    yield from (_CGROUPS, _CGROUPS / "memory")  # a container may see only its own, mounted as the root
+
+
+def _group_memory() -> list[tuple[int, int]]:
+    """(free, limit) of each control group that limits the process; page cache counts as free, as it is given up on demand."""
+    found = []
+    for folder in _control_groups():
+        for limit_file, used_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            try:
+                limit, used = int((folder / limit_file).read_text()), int((folder / used_file).read_text())
+                cache = next(
+                    int(value)
+                    for key, value in (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                    if key in ("inactive_file", "total_inactive_file")
+                )
+            except (OSError, ValueError, StopIteration):  # absent, or "max"
+                continue
+            found.append((max(0, min(limit, limit - used + cache)), limit))
+    return found
 
 
 def machine_memory() -> tuple[int, int]:
     """(free, total) bytes that this process can count on: the machine's, or its control group's if that is less."""
-    memory = _fields(Path("/proc/meminfo"))
+    memory = _fields(_MEMINFO)
     if "MemAvailable" in memory:
         free, total = _kibibytes(memory["MemAvailable"]), _kibibytes(memory["MemTotal"])
     else:
         total = _PAGE * os.sysconf("SC_PHYS_PAGES")
         free = total - resident()
-    group = _control_group()
-    return (min(free, group[0]), min(total, group[1])) if group and group[1] < total else (free, total)
+    for group_free, limit in _group_memory():
+        if limit < total:
+            free, total = min(free, group_free), limit
+    return free, total
 
 
 @cache
@@ -112,3 +134,10 @@ def load_percent() -> int:
     if not hasattr(os, "getloadavg"):
         return 0
     return min(100, round(100 * os.getloadavg()[0] / (os.cpu_count() or 1)))
+
+
+def capabilities() -> Mapping[str, Any]:
+    """Instruction sets that PyTorch detected ("avx2", "amx_bf16" ...) to whether the processor has them."""
+    import torch
+
+    return torch.cpu.get_capabilities()

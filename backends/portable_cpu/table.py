@@ -89,7 +89,7 @@ def _supports_bf16(including_emulation: bool = True) -> bool:
     # PyTorch's CPU kernels compute bfloat16 everywhere; fast only with the instructions for it.
     if including_emulation:
         return True
-    capabilities: dict = dict(getattr(torch.cpu, "get_capabilities", dict)())
+    capabilities = host.capabilities()
     return any(capabilities.get(key) for key in ("amx_bf16", "avx512_bf16", "bf16"))
 
 

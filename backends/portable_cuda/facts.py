@@ -244,6 +244,8 @@ SPEC = BackendSpec(
         note="cuBLAS reads its variable when its first handle is made",
     ),
     fallback=FallbackSpec(False, "an operator without a CUDA kernel raises NotImplementedError"),
+    checked="against PyTorch's own torch.cuda module, whose Python surface is the same in every build; no GPU was at hand",
+    install="a CUDA or ROCm build of PyTorch and the vendor's kernel driver",
     rng="Philox, one generator for each device; torch.manual_seed seeds them all",
     environment={
         "CUDA_VISIBLE_DEVICES": "which devices the process sees (HIP_VISIBLE_DEVICES on AMD)",
