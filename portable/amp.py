@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import torch
 
+from portable import selection
 from portable.policy import precision_policy
 from portable.selection import active
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _settings(backend: str | None) -> tuple[str, str | None]:
+    """Device type and the policy's autocast dtype.
+
+    Dynamo cannot trace the choice of a backend or a vendor's device query, so it calls this while it traces. ``backend`` is
+    only there for its guard: after `pt.use` of another backend a compiled function is traced anew.
+    """
+    return active().spec.device_type, precision_policy().autocast
 
 
 def autocast(dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None) -> torch.autocast:
@@ -20,9 +32,8 @@ def autocast(dtype: torch.dtype | None = None, enabled: bool = True, cache_enabl
         enabled: False turns it off, whatever the policy says.
         cache_enabled: keep cast weights inside the block (PyTorch's default if None).
     """
-    kind = active().spec.device_type
+    kind, name = _settings(selection.active_name)
     if dtype is None:
-        name = precision_policy().autocast
         if name is None:
             # A dtype must be named even when off: some backends' default is one that they would warn about.
             return torch.autocast(kind, dtype=torch.bfloat16, enabled=False, cache_enabled=cache_enabled)
@@ -43,14 +54,28 @@ def GradScaler(enabled: bool | None = None, **kwargs: Any) -> torch.amp.GradScal
 
 
 def custom_fwd(fwd: Callable | None = None, *, cast_inputs: torch.dtype | None = None) -> Callable:
-    """Decorator for ``forward`` of a torch.autograd.Function under autocast; torch.amp.custom_fwd for the active backend."""
-    kind = active().spec.device_type
+    """Decorator for ``forward`` of a torch.autograd.Function under autocast: torch.amp.custom_fwd for the active backend.
+
+    The backend is looked up at each call, so that decorating (when a module is imported) does not choose one.
+    """
     if fwd is None:
-        return torch.amp.custom_fwd(device_type=kind, cast_inputs=cast_inputs)
-    return torch.amp.custom_fwd(fwd, device_type=kind, cast_inputs=cast_inputs)
+        return partial(custom_fwd, cast_inputs=cast_inputs)
+    return _for_active(fwd, partial(torch.amp.custom_fwd, cast_inputs=cast_inputs))
 
 
 def custom_bwd(bwd: Callable | None = None) -> Callable:
-    """Decorator for ``backward`` of a torch.autograd.Function under autocast; torch.amp.custom_bwd for the active backend."""
-    kind = active().spec.device_type
-    return torch.amp.custom_bwd(device_type=kind) if bwd is None else torch.amp.custom_bwd(bwd, device_type=kind)
+    """Decorator for ``backward`` of a torch.autograd.Function under autocast: torch.amp.custom_bwd for the active backend."""
+    return custom_bwd if bwd is None else _for_active(bwd, torch.amp.custom_bwd)
+
+
+def _for_active(function: Callable, decorate: Callable[..., Callable]) -> Callable:
+    decorated: dict[str, Callable] = {}
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kind = active().spec.device_type
+        if kind not in decorated:
+            decorated[kind] = decorate(function, device_type=kind)
+        return decorated[kind](*args, **kwargs)
+
+    return call

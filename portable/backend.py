@@ -153,7 +153,8 @@ class Backend:
                 original(message, category, *args, **kwargs)
 
         with warnings.catch_warnings():
-            warnings.simplefilter("always")
+            # Only the announcements: the user's filters keep their say about every other warning.
+            warnings.filterwarnings("always", message=f"(?s:.*)(?:{pattern.pattern})")
             warnings.showwarning = listen
             yield seen
 
@@ -162,8 +163,8 @@ class Backend:
         from torch import profiler
 
         names = self.spec.profiler_activities
-        activities = [activity for activity in profiler.supported_activities() if activity.name in names]
-        return profiler.profile(activities=activities, **kwargs)
+        kwargs.setdefault("activities", [a for a in profiler.supported_activities() if a.name in names])
+        return profiler.profile(**kwargs)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.spec.name!r} (device type {self.spec.device_type!r})>"

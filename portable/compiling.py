@@ -5,15 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 import torch
 
 from portable.backend import Backend
 from portable.selection import active
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 log = logging.getLogger("portable")
 Compiled = TypeVar("Compiled", bound=Callable[..., Any])
+
+
+class Arguments(TypedDict, total=False):
+    """The arguments of torch.compile beside the model."""
+
+    fullgraph: bool | None
+    dynamic: bool | None
+    mode: str | None
+    options: Mapping[str, Any] | None
+    backend: str | None
+    disable: bool | None
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,13 @@ def explain_compile(on: Backend | None = None, **asked: Any) -> CompileChoice:
     Args:
         on: the backend of `portable` that it is for; the active one by default.
         asked: arguments of torch.compile: ``fullgraph``, ``dynamic``, ``mode``, ``options``, ``backend``, ``disable``.
+
+    Raises:
+        TypeError: torch.compile has no such argument.
     """
+    unknown = sorted(set(asked) - set(Arguments.__annotations__))
+    if unknown:
+        raise TypeError(f"torch.compile has no argument {', '.join(unknown)}; it takes {', '.join(Arguments.__annotations__)}")
     chosen = on or active()
     spec = chosen.spec.compile
     asked = {key: value for key, value in asked.items() if value is not None}
@@ -59,8 +80,12 @@ def explain_compile(on: Backend | None = None, **asked: Any) -> CompileChoice:
     return CompileChoice(spec.backend, kwargs, spec.reason, dropped)
 
 
+@overload
+def compile(model: Compiled, **asked: Unpack[Arguments]) -> Compiled: ...
+@overload
+def compile(model: None = None, **asked: Unpack[Arguments]) -> Callable[[Compiled], Compiled]: ...
 def compile(
-    model: Compiled,
+    model: Callable[..., Any] | None = None,
     *,
     fullgraph: bool | None = None,
     dynamic: bool | None = None,
@@ -68,8 +93,8 @@ def compile(
     options: Mapping[str, Any] | None = None,
     backend: str | None = None,
     disable: bool | None = None,
-) -> Compiled:
-    """Compile a module or function for the active backend.
+) -> Callable[..., Any]:
+    """Compile a module or function for the active backend; also as a decorator, ``@pt.compile`` or ``@pt.compile(...)``.
 
     Arguments that the backend forbids are left out, and where compilation cannot work at all (no C++ compiler for the CPU, a
     compiler package that is missing) the model is returned as it is; each of these is logged once as a warning with the
@@ -81,8 +106,11 @@ def compile(
         backend: a Dynamo backend of your own choice instead of the declared one.
 
     Returns:
-        The compiled callable, or ``model`` itself.
+        The compiled callable, or ``model`` itself; without a model a decorator.
     """
+    if model is None:
+        asked = {"fullgraph": fullgraph, "dynamic": dynamic, "mode": mode, "options": options}
+        return partial(compile, **asked, backend=backend, disable=disable)
     choice = explain_compile(fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, backend=backend, disable=disable)
     name = active().spec.name
     for key, reason in choice.dropped.items():
@@ -90,7 +118,7 @@ def compile(
     if choice.backend is None:
         _warn_once(f"pt.compile: the model runs in eager mode on the {name} backend: {choice.reason}")
         return model
-    return torch.compile(model, backend=choice.backend, **choice.kwargs)  # type: ignore[return-value]
+    return torch.compile(model, backend=choice.backend, **choice.kwargs)
 
 
 _warned: set[str] = set()

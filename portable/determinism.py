@@ -26,13 +26,19 @@ class deterministic:
     """
 
     def __init__(self, enabled: bool = True, *, warn_only: bool = False) -> None:
+        self._asked = (enabled, warn_only)
+        self._apply()
+
+    def _apply(self) -> None:
+        enabled, warn_only = self._asked
         spec = active().spec.determinism
+        self._restored = False
         self._before = (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
         self._flags: dict[str, Any] = {}
-        self._environment: dict[str, str | None] = {}
+        self._environment: list[str] = []
         if enabled:
             for path, value in spec.flags.items():
                 owner, _, name = path.rpartition(".")
@@ -42,19 +48,21 @@ class deterministic:
                     setattr(target, name, value)
             for key, value in spec.environment.items():
                 if key not in os.environ:
-                    self._environment[key] = None
+                    self._environment.append(key)
                     os.environ[key] = value
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
     def __enter__(self) -> deterministic:
+        if self._restored:  # a second `with` on the same object
+            self._apply()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._restored = True
         enabled, warn_only = self._before
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         for path, value in self._flags.items():
             owner, _, name = path.rpartition(".")
             setattr(lookup(f"torch.{owner}", None), name, value)
-        for key, value in self._environment.items():
-            if value is None:
-                os.environ.pop(key, None)
+        for key in self._environment:
+            os.environ.pop(key, None)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from portable.devices import device as current_device
+from portable.devices import DeviceLike
+from portable.devices import device as checked_device
 from portable.selection import active, call
 
 Batch = TypeVar("Batch")
@@ -23,28 +24,36 @@ class prefetch(Generic[Batch]):
 
     Args:
         loader: any iterable of batches: tensors in tuples, lists, dicts, named tuples and what else torch.utils._pytree
-            knows; anything that is not a tensor passes through. May be iterated again for each epoch if the loader can.
-        device: where to; the current device of the active backend by default.
+            knows. Other objects with a ``to`` method (Hugging Face's BatchEncoding, PackedSequence) are moved by it, without
+            overlap; everything else passes through. May be iterated again for each epoch if the loader can.
+        device: where to, as in `pt.device`; the current device of the active backend by default.
 
     ``len(prefetch(loader))`` is ``len(loader)``. An exception of the loader comes out at the batch where it was raised.
+
+    Raises:
+        ConfigurationError, DeviceIndexError: there is no such device.
     """
 
-    def __init__(self, loader: Iterable[Batch], device: torch.device | None = None) -> None:
+    def __init__(self, loader: Iterable[Batch], device: DeviceLike = None) -> None:
         self.loader = loader
-        self.device = device
+        self.device = None if device is None else checked_device(device)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Batch]:
-        device = self.device or current_device()
+        device = self.device or checked_device()
         overlapped = device.type != "cpu" and active().spec.pin_memory.value
         return _overlapped(self.loader, device) if overlapped else _plain(self.loader, device)
 
 
+def _moves_itself(leaf: Any) -> bool:
+    return callable(getattr(type(leaf), "to", None))
+
+
 def _plain(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
     for batch in loader:
-        yield tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)
+        yield tree_map(lambda leaf: leaf.to(device) if _moves_itself(leaf) else leaf, batch, is_leaf=_moves_itself)
 
 
 def _overlapped(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
@@ -53,28 +62,37 @@ def _overlapped(loader: Iterable[Batch], device: torch.device) -> Iterator[Batch
     def copy(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.device == device:
             return leaf
-        host = leaf if leaf.is_pinned() or leaf.device.type != "cpu" else leaf.pin_memory()
+        host = leaf if leaf.device.type != "cpu" or leaf.is_pinned() else leaf.pin_memory()
         return host.to(device, non_blocking=True)
 
     def start(batch: Batch) -> Batch:
         with call("stream")(side):
-            return tree_map(copy, batch)
+            return tree_map(copy, batch, is_leaf=_moves_itself)
+
+    def arrive(leaf: Any, stream: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf.to(device) if _moves_itself(leaf) else leaf
+        if leaf.device == device:
+            # Its memory belongs to the side stream; without this the allocator could hand it out again too early.
+            leaf.record_stream(stream)
+        return leaf
 
     def finish(batch: Batch) -> Batch:
         stream = call("current_stream")(device)
         stream.wait_stream(side)
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, torch.Tensor) and leaf.device == device:
-                # Its memory belongs to the side stream; without this the allocator could hand it out again too early.
-                leaf.record_stream(stream)
-        return batch
+        return tree_map(lambda leaf: arrive(leaf, stream), batch, is_leaf=_moves_itself)
 
+    batches = iter(loader)
     waiting: list[Batch] = []
-    for batch in loader:
+    while True:
         # The present batch is waited for before the next copy is queued, so that it does not wait for that copy too.
-        ready = finish(waiting.pop()) if waiting else None
-        waiting.append(start(batch))
-        if ready is not None:
-            yield ready
-    if waiting:
-        yield finish(waiting.pop())
+        ready = [finish(waiting.pop())] if waiting else []
+        try:
+            waiting.append(start(next(batches)))
+        except StopIteration:
+            yield from ready
+            return
+        except Exception:
+            yield from ready  # the caller has the batches before the broken one
+            raise
+        yield from ready

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from portable.errors import ConfigurationError
 from portable.selection import active
 
 
@@ -30,13 +31,18 @@ def profile(
         rows: operators in the printed table.
         sort_by: key of torch.profiler's table ("self_cpu_time_total"); the device's time where there is a device.
         file: where the table goes; standard output by default.
-        kwargs: passed on to the profiler: ``record_shapes``, ``profile_memory``, ``with_stack``, ``schedule`` ...
+        kwargs: passed on to the profiler: ``record_shapes``, ``profile_memory``, ``with_stack``, ``schedule``, or
+            ``activities`` of your own.
 
     Yields:
         The profiler (call its ``step()`` with a schedule).
+
+    Raises:
+        ConfigurationError: ``trace`` is a folder.
     """
     out = file or sys.stdout
     backend = active()
+    target = None if trace is None else _writable(trace)
     with backend.fallbacks() as fallen:
         session = backend.profiler(**kwargs)
         with session:
@@ -44,16 +50,35 @@ def profile(
             from portable.devices import synchronize
 
             synchronize()  # what is still queued belongs to the block
-    if trace is not None:
-        target = Path(trace)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # The profiler compresses by the suffix, so the temporary name keeps it.
-        partial = target.with_name(f".{os.getpid()}.{target.name}")
+    if getattr(session, "profiler", session) is None:
+        print("nothing was recorded: the schedule was still waiting when the block ended; call step() more often", file=out)
+    else:
+        if target is not None:
+            _export(session, target)
+            print(f"trace: {target}", file=out)
+        print(_table(session, sort_by, rows), file=out)
+    print(fallback_section(fallen), file=out)
+
+
+def _writable(trace: str | os.PathLike[str]) -> Path:
+    """The trace's path; what would spoil it is found before the profiled work is done, not afterwards."""
+    target = Path(trace)
+    if target.is_dir():
+        raise ConfigurationError(
+            f"the trace was to be written to {target}, which is a folder. Name a file, such as trace.json."
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _export(session: Any, target: Path) -> None:
+    # The profiler compresses by the suffix, so the temporary name keeps it.
+    partial = target.with_name(f".{os.getpid()}.{target.name}")
+    try:
         session.export_chrome_trace(str(partial))
         partial.replace(target)
-        print(f"trace: {target}", file=out)
-    print(_table(session, sort_by, rows), file=out)
-    print(fallback_section(fallen), file=out)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _table(session: Any, sort_by: str | None, rows: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from portable import plugins
 from portable.backend import Backend
-from portable.errors import BackendNotFound, BackendUnavailable
+from portable.errors import BackendNotFound, BackendUnavailable, ConfigurationError
 from portable.spec import Availability
 
 VARIABLE = "PORTABLE_BACKEND"
@@ -21,6 +21,8 @@ AUTO = "auto"
 _lock = threading.RLock()
 _active: Backend | None = None
 _calls: dict[str, Any] = {}
+active_name: str | None = None
+"""Name of the backend in use, None before the choice. A plain string, on which compiled functions can be guarded."""
 _availability: dict[str, Availability] = {}
 
 
@@ -33,8 +35,14 @@ def find(name: str, asked_by: str = "") -> Backend:
 
     Raises:
         BackendNotFound: no plugin provides it.
+        ConfigurationError: it is not a string.
     """
     found = plugins.registry()
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"backend {name!r} was asked for{asked_by}, which is a {type(name).__name__}, not a name. "
+            f"Pass one of {', '.join(sorted(found.backends))}, or None for the best one."
+        )
     wanted = name.strip().lower()
     for backend in found.backends.values():
         if wanted == backend.spec.name.lower() or wanted in (alias.lower() for alias in backend.spec.aliases):
@@ -72,7 +80,7 @@ def resolve(name: str | None = None, asked_by: str = "") -> Backend:
         BackendNotFound: no plugin provides it.
         BackendUnavailable: it cannot run here; the message says why and what to do.
     """
-    if name is None or name.strip().lower() == AUTO:
+    if name is None or (isinstance(name, str) and name.strip().lower() == AUTO):
         return _best()
     backend = find(name, asked_by)
     answer = availability(backend)
@@ -121,18 +129,27 @@ def call(name: str) -> Any:
     try:
         return _calls[name]
     except KeyError:
-        active()
-        return _calls[name]
+        with _lock:  # or another thread could take the choice back in between
+            active()
+            return _calls[name]
 
 
 def _activate(backend: Backend | None) -> None:
-    global _active, _calls
+    global _active, _calls, active_name
     with _lock:
         if backend is None:
-            _active, _calls = None, {}
+            _active, _calls, active_name = None, {}, None
             return
-        backend.load()
-        calls = backend.bind()
+        try:
+            backend.load()
+            calls = backend.bind()
+        except Exception as error:  # what a vendor's package raises while it starts
+            raise BackendUnavailable(
+                f"backend {backend.spec.name!r} was chosen and found available, but it failed to start "
+                f"({type(error).__name__}: {error}). Next step: import {backend.package_module or 'torch'} in a fresh process "
+                f"to see the whole error, or choose another backend (PORTABLE_BACKEND=cpu)."
+            ) from error
+        active_name = backend.spec.name
         _active, _calls = backend, calls  # replaced whole, so that a concurrent call sees one backend or the other
 
 
@@ -142,14 +159,21 @@ class Use:
     def __init__(self, name: str | None) -> None:
         with _lock:
             self._previous = _active
+            self._restored = False
             self.backend = resolve(name, " by pt.use")
             _activate(self.backend)
 
     def __enter__(self) -> Backend:
+        with _lock:
+            if self._restored:  # a second `with` on the same object
+                self._previous, self._restored = _active, False
+                _activate(self.backend)
         return self.backend
 
     def __exit__(self, *exc: object) -> None:
-        _activate(self._previous)
+        with _lock:
+            self._restored = True
+            _activate(self._previous)
 
     def __repr__(self) -> str:
         return f"use({self.backend.spec.name!r})"
