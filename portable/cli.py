@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: rich's would cost more than the rest of start-up
+    add_help_option=False,  # _main has it
 )
 
 
@@ -25,8 +26,19 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _help(context: typer.Context, asked: bool) -> None:
+    if asked:
+        print(context.get_help())
+        raise typer.Exit
+
+
 @app.callback()
 def _main(
+    # typer's own --help of a group has no default; when it is not given, typer >= 0.29 imports pydantic to convert the missing
+    # value, which doubles the time of every command. One with the default False needs no conversion.
+    show_help: Annotated[
+        bool, typer.Option("--help", callback=_help, is_eager=True, help="Show this message and exit.")
+    ] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
 ) -> None:
     pass
