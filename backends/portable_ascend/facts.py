@@ -159,8 +159,8 @@ SPEC = BackendSpec(
         "on an Ascend device"
     ),
     install=(
-        "driver and firmware, CANN toolkit and kernels from Huawei, `source set_env.sh`, PyTorch's CPU build, and the torch-npu "
-        "of exactly torch's release (`pip install 'portable[ascend]'`)"
+        "driver and firmware, CANN toolkit and kernels from Huawei, `source set_env.sh`, PyTorch's CPU build, and the "
+        "torch-npu of exactly torch's release (`pip install 'portable[ascend]'`)"
     ),
     rng="Philox, one generator for each device; torch.manual_seed seeds them all",
     environment={

@@ -130,13 +130,13 @@ SPEC = BackendSpec(
         forbid={"TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS": "1"},
     ),
     checked=(
-        "against AWS's documentation and public pre-release sources; the released package could not be had, nothing has run on a "
-        "Trainium device"
+        "against AWS's documentation and public pre-release sources; the released package could not be had, nothing has run "
+        "on a Trainium device"
     ),
     install=(
-        "a Trn2 or Trn3 instance, AWS's kernel driver (aws-neuronx-dkms) and runtime, then torch-neuronx >= 2.13 with the torch of "
-        "its series, from AWS's own package index (AWS's page 'Install PyTorch Neuron' names it), in an environment of its own. "
-        "PyPI has only a placeholder (1.0) under that name, and versions before 2.10 are the PyTorch/XLA package"
+        "a Trn2 or Trn3 instance, AWS's kernel driver (aws-neuronx-dkms) and runtime, then torch-neuronx >= 2.13 with the "
+        "torch of its series, from AWS's own package index (AWS's page 'Install PyTorch Neuron' names it), in an environment of its "
+        "own. PyPI has only a placeholder (1.0) under that name, and versions before 2.10 are the PyTorch/XLA package"
     ),
     rng="Philox of 16 bytes; torch.manual_seed seeds it. In the pre-release torch.randn on the device drew from the CPU (drop)",
     environment={
