@@ -1,0 +1,1 @@
+"""The parts of the demo: text, model, training loop, checkpoints, loss curve."""
