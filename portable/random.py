@@ -10,7 +10,7 @@ import random as _python_random
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from operator import index
 
 import torch
 
@@ -36,7 +36,9 @@ def seed_everything(seed: int) -> None:
 
     Raises:
         ValueError: outside that range.
+        TypeError: not an integer.
     """
+    seed = index(seed)  # NumPy's integers too; Python's own generator would take a float, and the others not
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed {seed} was asked for; NumPy takes 0 to {2**32 - 1}. Choose a seed in that range.")
     _python_random.seed(seed)
@@ -84,15 +86,18 @@ def set_rng_state_all(new_states: Sequence[torch.Tensor]) -> None:
     call("set_rng_state_all")(new_states)
 
 
-def fork_rng(devices: Iterable[Any] | None = None, enabled: bool = True) -> AbstractContextManager[None]:
+def fork_rng(devices: Iterable[DeviceLike] | None = None, enabled: bool = True) -> AbstractContextManager[None]:
     """Context manager: the CPU's and the devices' generators get their states back at the end of the block.
 
     Args:
-        devices: ordinals whose generators are kept, all by default.
+        devices: devices whose generators are kept, all by default.
         enabled: False makes the block do nothing.
+
+    Raises:
+        DeviceIndexError, ConfigurationError: there is no such device.
     """
     kind = active().spec.device_type
-    if kind == "cpu":
+    kept = list(range(call("device_count")())) if devices is None else [ordinal(device) for device in devices]
+    if kind == "cpu":  # its generator is kept in any case
         return torch.random.fork_rng(devices=[], enabled=enabled)
-    kept = range(call("device_count")()) if devices is None else devices
-    return torch.random.fork_rng(devices=list(kept), enabled=enabled, device_type=kind)
+    return torch.random.fork_rng(devices=kept, enabled=enabled, device_type=kind)

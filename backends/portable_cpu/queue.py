@@ -63,7 +63,6 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         self.device = _CPU
         self.priority = priority
-        self._entered: list[Stream] = []
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record ``event``, or a new one, now."""
@@ -85,12 +84,12 @@ class Stream:
         return True
 
     def __enter__(self) -> Stream:
-        self._entered.append(current_stream())
+        _current.before.append(_current.stream)
         set_stream(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        set_stream(self._entered.pop())
+        set_stream(_current.before.pop())
 
     def __repr__(self) -> str:
         return f"<CPU stream {id(self):#x}>"
@@ -100,8 +99,11 @@ _DEFAULT = Stream()
 
 
 class _Current(threading.local):
+    """This thread's current stream, and those to go back to when the streams that it has entered are left."""
+
     def __init__(self) -> None:
         self.stream = _DEFAULT
+        self.before: list[Stream] = []
 
 
 _current = _Current()
