@@ -22,13 +22,17 @@ def explain_optimizer(name: str) -> OptimizerSpec:
     Raises:
         ConfigurationError: torch.optim has no such class.
     """
-    if not isinstance(getattr(torch.optim, name, None), type):
-        known = sorted(key for key, value in vars(torch.optim).items() if isinstance(value, type))
+    known = sorted(key for key, value in vars(torch.optim).items() if _is_optimizer(value))
+    if name not in known:
         raise ConfigurationError(
             f"optimizer {name!r} was asked for, but torch.optim has {', '.join(known)}. Use one of these names "
             "(they are case-sensitive), or pass no options to an optimizer of your own."
         )
     return active().spec.optimizers.get(name, DEFAULT)
+
+
+def _is_optimizer(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
 
 
 def optimizer_options(name: str) -> dict[str, Any]:

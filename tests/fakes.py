@@ -95,5 +95,5 @@ class PlugIn:
 
 def rel_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference relative to the largest magnitude expected."""
-    expected = expected.double()
-    return float((found.double() - expected).abs().max() / expected.abs().max().clamp_min(1e-300))
+    found, expected = found.detach().double(), expected.detach().double()
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300))
