@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from numbers import Integral
 from typing import Any, TypeAlias
 
@@ -52,21 +53,31 @@ programs that name their devices so; otherwise another backend's device is refus
 
 def _parse(device: Any) -> tuple[str | None, int | None]:
     """Device type and ordinal that an argument names, None for the part that it leaves out."""
+    if isinstance(device, torch.device):
+        return _parts(device)
+    if isinstance(device, str):
+        return _parse_text(device)
     if isinstance(device, Integral) and not isinstance(device, bool):
         return None, int(device)
-    if isinstance(device, torch.device):
-        return device.type, device.index
-    if not isinstance(device, str):
-        raise ConfigurationError(
-            f"device {device!r} was asked for, which is a {type(device).__name__}. Pass an ordinal, a string such as "
-            f"{active().spec.device_type!r}, a torch.device, or None for the current device."
-        )
-    kind, colon, number = device.partition(":")
+    raise ConfigurationError(
+        f"device {device!r} was asked for, which is a {type(device).__name__}. Pass an ordinal, a string such as "
+        f"{active().spec.device_type!r}, a torch.device, or None for the current device."
+    )
+
+
+@lru_cache(maxsize=64)
+def _parts(device: torch.device) -> tuple[str, int | None]:
+    return device.type, device.index  # remembered, because torch makes the string anew each time
+
+
+@lru_cache(maxsize=64)
+def _parse_text(text: str) -> tuple[str, int | None]:
+    kind, colon, number = text.partition(":")
     try:
-        found = torch.device(kind if colon and number.isdecimal() else device)
+        found = torch.device(kind if colon and number.isdecimal() else text)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"device {device!r} was asked for, but PyTorch does not know it ({str(error).splitlines()[0]}). "
+            f"device {text!r} was asked for, but PyTorch does not know it ({str(error).splitlines()[0]}). "
             f"Use pt.device(), pt.device(0), or {active().spec.device_type!r}."
         ) from error
     # The ordinal is read here, because torch.device keeps 8 bits of it: "cuda:256" would become cuda:0.
@@ -85,13 +96,13 @@ def _own(device: DeviceLike, asked: str | None, number: int | None) -> int:
 
 
 def _checked(index: int) -> int:
-    count = device_count()
-    if not 0 <= index < count:
-        raise DeviceIndexError(
-            f"device index {index} was asked for, but the {active().spec.name} backend has {count} "
-            f"device{'' if count == 1 else 's'}. Use an index from 0 to {count - 1}, or pt.device() for the current one."
-        )
-    return index
+    count = call("device_count")()
+    if 0 <= index < count:
+        return index
+    raise DeviceIndexError(
+        f"device index {index} was asked for, but the {active().spec.name} backend has {count} "
+        f"device{'' if count == 1 else 's'}. Use an index from 0 to {count - 1}, or pt.device() for the current one."
+    )
 
 
 def ordinal(device: DeviceLike = None) -> int:
@@ -102,12 +113,12 @@ def ordinal(device: DeviceLike = None) -> int:
     """
     if device is None:
         return int(call("current_device")())
-    return _own(device, *_parse(device))
+    return _checked(device) if type(device) is int else _own(device, *_parse(device))
 
 
 def ordinal_or_none(device: DeviceLike) -> int | None:
     """`ordinal`, but None is passed on, for functions that take it for the current device themselves."""
-    return None if device is None else _own(device, *_parse(device))
+    return None if device is None else ordinal(device)
 
 
 def is_available() -> bool:

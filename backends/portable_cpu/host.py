@@ -75,28 +75,29 @@ def _control_groups() -> Iterator[Path]:
     """Folders of the control group that contains the process and of those above it (cgroups(7))."""
     for line in _CGROUP.read_text().splitlines() if _CGROUP.exists() else ():
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = _CGROUPS / "memory" if controllers else _CGROUPS
-        yield from (root / part for part in (path.strip("/"), *map(str, Path(path.strip("/")).parents)))
+        if not controllers or "memory" in controllers.split(","):
+            root, path = (_CGROUPS / "memory" if controllers else _CGROUPS), path.strip("/")
+            yield from (root / part for part in (path, *map(str, Path(path).parents)))
     yield from (_CGROUPS, _CGROUPS / "memory")  # a container may see only its own, mounted as the root
 
 
-def _group_memory() -> list[tuple[int, int]]:
-    """(free, limit) of each control group that limits the process; page cache counts as free, as it is given up on demand."""
+def _group_memory(total: int) -> list[tuple[int, int]]:
+    """(free, limit) of each control group that limits the process to less than ``total``.
+
+    Page cache of the group counts as free, because the kernel gives it up on demand.
+    """
     found = []
-    for folder in _control_groups():
+    for folder in dict.fromkeys(_control_groups()):
         for limit_file, used_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             try:
-                limit, used = int((folder / limit_file).read_text()), int((folder / used_file).read_text())
-                cache = next(
-                    int(value)
-                    for key, value in (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                    if key in ("inactive_file", "total_inactive_file")
-                )
-            except (OSError, ValueError, StopIteration):  # absent, or "max"
+                limit = int((folder / limit_file).read_text())
+                if limit < total:
+                    used = int((folder / used_file).read_text())
+                    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                    cache = int(stat.get("total_inactive_file") or stat.get("inactive_file", 0))
+                    found.append((max(0, min(limit, limit - used + cache)), limit))
+            except (OSError, ValueError):  # absent, or "max"
                 continue
-            found.append((max(0, min(limit, limit - used + cache)), limit))
     return found
 
 
@@ -108,9 +109,8 @@ def machine_memory() -> tuple[int, int]:
     else:
         total = _PAGE * os.sysconf("SC_PHYS_PAGES")
         free = total - resident()
-    for group_free, limit in _group_memory():
-        if limit < total:
-            free, total = min(free, group_free), limit
+    for group_free, limit in _group_memory(total):
+        free, total = min(free, group_free), min(total, limit)
     return free, total
 
 
