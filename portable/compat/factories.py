@@ -1,0 +1,183 @@
+"""Functions and methods that take a device: torch.zeros, Tensor.to, Module.to, torch.device as a context manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils import _device as default_device
+
+from portable.compat.patching import Patches, like
+from portable.compat.target import Target
+
+# Functions with a device argument whose schema does not show it, or that live in a submodule.
+_BY_HAND: tuple[tuple[Any, str], ...] = (
+    (torch, "asarray"),
+    (torch.fft, "fftfreq"),
+    (torch.fft, "rfftfreq"),
+    (torch.nested, "nested_tensor"),
+    (torch.nested, "as_nested_tensor"),
+)
+
+
+def _takes_device(name: str) -> bool:
+    """Whether an ATen operator of this name has a device argument."""
+    try:
+        schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    except RuntimeError:
+        return False
+    return any(argument.name == "device" for schema in schemas for argument in schema.arguments)
+
+
+@cache
+def functions() -> tuple[tuple[Any, str], ...]:
+    """(owner, name) of the public functions with a device argument, from this PyTorch's own schemas."""
+    names = [name for name in dir(torch) if not name.startswith("_") and _takes_device(name)]
+    found = [(torch, name) for name in names if callable(getattr(torch, name)) and not isinstance(getattr(torch, name), type)]
+    return (*found, *((owner, name) for owner, name in _BY_HAND if hasattr(owner, name)))
+
+
+@cache
+def methods() -> tuple[str, ...]:
+    """The Tensor methods with a device argument by keyword."""
+    special = {"to", "cuda", "pin_memory", "is_pinned"}
+    return tuple(name for name in dir(torch.Tensor) if name.startswith("new_") and name not in special)
+
+
+def install(patches: Patches, target: Callable[[], Target]) -> None:
+    """Replace the functions and methods."""
+    for owner, name in functions():
+        _function(patches, target, owner, name)
+    for name in methods():
+        _function(patches, target, torch.Tensor, name)
+    _tensor(patches, target)
+    _modules(patches, target)
+    _default_device(patches, target)
+
+
+def _function(patches: Patches, target: Callable[[], Target], owner: Any, name: str) -> None:
+    original = getattr(owner, name)
+    construct = f"{owner.__name__}.{name}"
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs["device"] = target().device(device, construct)
+        return original(*args, **kwargs)
+
+    def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+        return original(data, dtype=dtype, device=target().device(device, construct))
+
+    # torch.as_tensor(data, dtype, device) is the one function that takes its device by position.
+    chosen = as_tensor if name == "as_tensor" else wrapper
+    replacement = like(original, chosen, owner.__name__ if owner is not torch.Tensor else "torch", name)
+    patches.set(owner, name, replacement)
+    _teach_script(patches, original, replacement)
+
+
+def _teach_script(patches: Patches, original: Any, replacement: Any) -> None:
+    """Let torch.jit resolve the wrapper to the operator that the original stands for, so that scripting works as ever.
+
+    torch.jit keeps a table from the id of a function to the operator (torch/jit/_builtins.py).
+    """
+    from torch.jit import _builtins
+
+    table = _builtins._get_builtin_table()
+    operator = table.get(id(original))
+    if operator is not None:
+        table[id(replacement)] = operator
+        patches.later(lambda: table.pop(id(replacement), None))
+
+
+def _tensor(patches: Patches, target: Callable[[], Target]) -> None:
+    tensor = torch.Tensor
+    to, pin_memory, is_pinned, as_type = tensor.to, tensor.pin_memory, tensor.is_pinned, tensor.type
+
+    def new_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and isinstance(args[0], (str, torch.device, int)) and not isinstance(args[0], bool):
+            args = (target().device(args[0], "Tensor.to"), *args[1:])
+        elif kwargs.get("device") is not None:
+            kwargs["device"] = target().device(kwargs["device"], "Tensor.to")
+        return to(self, *args, **kwargs)
+
+    def new_cuda(
+        self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+    ) -> torch.Tensor:
+        where = target().device("cuda" if device is None else device, "Tensor.cuda")
+        return to(self, where, non_blocking=non_blocking, memory_format=memory_format)
+
+    def new_pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        here = target()
+        if here.backend.spec.pin_memory.value:
+            return pin_memory(self)
+        here.note("changed", "Tensor.pin_memory", f"left out: {here.backend.spec.pin_memory.reason}")
+        return self
+
+    def new_is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+        return is_pinned(self) if target().backend.spec.pin_memory.value else False
+
+    def is_cuda(self: torch.Tensor) -> bool:
+        here = target()
+        return not here.is_cpu and self.device.type == here.kind
+
+    def new_type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        from portable.compat.legacy import legacy_dtype
+
+        found = legacy_dtype(dtype)
+        if found is None:
+            return as_type(self, dtype, non_blocking, **kwargs) if dtype is not None else as_type(self)
+        return to(self, target().device("cuda", "Tensor.type"), dtype=found, non_blocking=non_blocking)
+
+    for name, wrapper in (
+        ("to", new_to),
+        ("cuda", new_cuda),
+        ("pin_memory", new_pin_memory),
+        ("is_pinned", new_is_pinned),
+        ("type", new_type),
+    ):
+        patches.set(tensor, name, like(getattr(tensor, name), wrapper, "torch", f"Tensor.{name}"))
+    # AOTAutograd runs a graph's method calls on this subclass, which has a `cuda` of its own that asks torch.cuda.
+    patches.set(FunctionalTensor, "cuda", new_cuda)
+    # `Tensor.is_cuda` is inherited from the C base class; a property on Tensor itself hides it.
+    patches.set(tensor, "is_cuda", property(is_cuda))
+
+    for storage in (torch.UntypedStorage, torch.TypedStorage):
+        patches.set(storage, "cuda", _storage_cuda(target))
+
+
+def _storage_cuda(target: Callable[[], Target]) -> Any:
+    def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+        where = target().device("cuda" if device is None else device, "Storage.cuda")
+        return self.cpu() if where.type == "cpu" else self.to(device=where, non_blocking=non_blocking)
+
+    return cuda
+
+
+def _modules(patches: Patches, target: Callable[[], Target]) -> None:
+    """Module.to parses its arguments in C++, which refuses an ordinal when PyTorch has no accelerator."""
+    module_to = torch.nn.Module.to
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        if args and isinstance(args[0], (str, torch.device, int)) and not isinstance(args[0], bool):
+            args = (target().device(args[0], "Module.to"), *args[1:])
+        elif kwargs.get("device") is not None:
+            kwargs["device"] = target().device(kwargs["device"], "Module.to")
+        return module_to(self, *args, **kwargs)
+
+    patches.set(torch.nn.Module, "to", like(module_to, to, "torch.nn.modules.module", "Module.to"))
+
+
+def _default_device(patches: Patches, target: Callable[[], Target]) -> None:
+    """``with torch.device("cuda"):`` and torch.set_default_device both make a DeviceContext."""
+    # Its set of constructors is made once from the attributes of torch; it must hold the originals, which is what the
+    # wrappers call in the end.
+    default_device._device_constructors()
+    init = default_device.DeviceContext.__init__
+
+    def new_init(self: Any, device: Any) -> None:
+        init(self, target().device(device, "torch.device as default device"))
+
+    patches.set(default_device.DeviceContext, "__init__", new_init)

@@ -1,0 +1,73 @@
+"""Checkpoints and generators: torch.load, torch.jit.load, torch.Generator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import serialization
+
+from portable.compat.patching import Patches
+from portable.compat.target import SOURCE, Target
+
+
+def install(patches: Patches, target: Callable[[], Target]) -> None:
+    """Replace where a storage goes, and the generator's constructor."""
+    _restore_location(patches, target)
+    jit_load = torch.jit.load
+
+    @functools.wraps(jit_load)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return jit_load(f, target().device(map_location, "torch.jit.load"), *args, **kwargs)
+
+    patches.set(torch.jit, "load", load)
+    _fork_rng(patches, target)
+    _generator(patches, target)
+
+
+def _restore_location(patches: Patches, target: Callable[[], Target]) -> None:
+    """Every form of map_location, and none at all, ends in this function with the name of a location
+    (torch/serialization.py, _get_restore_location), so translating there covers strings, devices, dicts and files whose
+    storages were saved on a GPU."""
+    original = serialization.default_restore_location
+
+    @functools.wraps(original)
+    def default_restore_location(storage: Any, location: Any) -> Any:
+        here = target()
+        if here.is_source(location):
+            location = str(here.device(location, "torch.load"))
+        return original(storage, location)
+
+    patches.set(serialization, "default_restore_location", default_restore_location)
+
+
+def _fork_rng(patches: Patches, target: Callable[[], Target]) -> None:
+    original = torch.random.fork_rng
+
+    @functools.wraps(original)
+    def fork_rng(devices: Any = None, enabled: bool = True, **kwargs: Any) -> Any:
+        here = target()
+        if kwargs.get("device_type", SOURCE) in (SOURCE, None):
+            kwargs["device_type"] = here.kind
+            if here.is_cpu:
+                devices = []  # the CPU's generator is always kept
+        return original(devices, enabled, **kwargs)
+
+    patches.set(torch.random, "fork_rng", fork_rng)
+
+
+def _generator(patches: Patches, target: Callable[[], Target]) -> None:
+    original: Any = torch.Generator
+
+    class Kind(type(original)):  # type: ignore[misc]
+        """Generators made before, and by PyTorch itself, are instances too."""
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
+
+        def __call__(cls, device: Any = "cpu") -> Any:
+            return original(device=target().device(device, "torch.Generator"))
+
+    patches.set(torch, "Generator", Kind("Generator", (original,), {"__module__": "torch", "__doc__": original.__doc__}))

@@ -1,0 +1,122 @@
+"""What the compatibility mode did: how often, where first, and what had no equivalent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+Kind = Literal["redirected", "changed", "no equivalent"]
+_STANDARD = Path(sysconfig.get_paths()["stdlib"])
+_SITE = Path(torch.__file__).parent.parent
+# Frames that are not the program's: ours, PyTorch's, the standard library's, and the decorator behind @deprecated.
+_OWN = (
+    str(Path(__file__).parent.parent) + os.sep,
+    str(_SITE / "torch") + os.sep,
+    str(_SITE / "typing_extensions.py"),
+    str(_STANDARD / "contextlib.py"),
+    str(_STANDARD / "warnings.py"),
+    "<frozen ",
+)
+
+
+@dataclass
+class Entry:
+    """One construct.
+
+    Attributes:
+        kind: redirected (the same on the target), changed (dropped or replaced, results may differ in speed or rounding), or
+            without equivalent (the call raised).
+        construct: what the program wrote ("Tensor.to", "torch.cuda.memory_allocated").
+        detail: what became of it.
+        count: how often.
+        where: file and line of the first time.
+    """
+
+    kind: Kind
+    construct: str
+    detail: str
+    count: int
+    where: str
+
+
+class Recorder:
+    """Counts constructs; cheap enough for a training loop, and thread-safe."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str, str], Entry] = {}
+        self._lock = threading.Lock()
+
+    def note(self, kind: Kind, construct: str, detail: str) -> None:
+        """Count one use."""
+        key = (kind, construct, detail)
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self._entries[key] = Entry(kind, construct, detail, 1, call_site())
+            else:
+                entry.count += 1
+
+    def entries(self) -> list[Entry]:
+        """All constructs: by kind, then the most frequent first."""
+        order = {"no equivalent": 0, "changed": 1, "redirected": 2}
+        with self._lock:
+            return sorted(self._entries.values(), key=lambda e: (order[e.kind], -e.count, e.construct))
+
+    def as_dict(self, backend: str) -> dict[str, Any]:
+        """The same as plain containers, for JSON."""
+        return {"schema": 1, "backend": backend, "entries": [asdict(entry) for entry in self.entries()]}
+
+    def write(self, path: Path, backend: str) -> None:
+        """Write JSON; the file appears whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(self.as_dict(backend), indent=2), encoding="utf-8")
+        partial.replace(path)
+
+    def show(self, backend: str) -> None:
+        """Print a table on standard error."""
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            console.width = 140  # a log file has room; folded paths would be hard to search for
+        entries = self.entries()
+        if not entries:
+            console.print(f"portable run: nothing in this program was bound to CUDA ({backend} backend)")
+            return
+        table = Table(title=f"portable run: CUDA on the {backend} backend", title_justify="left", show_edge=False)
+        table.add_column("", no_wrap=True)
+        table.add_column("construct", overflow="fold", ratio=3)
+        table.add_column("became", overflow="fold", ratio=4)
+        table.add_column("times", justify="right", no_wrap=True)
+        table.add_column("first at", overflow="fold", ratio=2)
+        for entry in entries:
+            style = {"no equivalent": "red", "changed": "yellow", "redirected": "green"}[entry.kind]
+            cells = (escape(entry.construct), escape(entry.detail), str(entry.count), escape(entry.where))
+            table.add_row(f"[{style}]{entry.kind}[/]", *cells)
+        console.print(table)
+
+
+def call_site() -> str:
+    """File and line of the innermost frame that is neither PyTorch's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN):
+            try:
+                shown = os.path.relpath(file)
+            except ValueError:  # another drive
+                shown = file
+            return f"{shown if not shown.startswith('..') else file}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"

@@ -1,0 +1,51 @@
+"""Child processes that start afresh (multiprocessing's spawn and forkserver): the mode is entered there too.
+
+A forked child inherits everything. A spawned one unpickles its preparation data before it imports the main module
+(multiprocessing/spawn.py, ``_main`` and ``prepare``); an object in that data whose unpickling enters the mode is all it takes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from multiprocessing import spawn
+from typing import Any
+
+from portable.compat.patching import Patches
+from portable.compat.target import Target
+
+_KEY = "portable_cuda_compat"
+
+
+class Enter:
+    """Unpickles by entering the mode, for the life of the process."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return enter, (self.backend,)
+
+
+def enter(backend: str) -> None:
+    """Enter the mode and stay in it; children print no report."""
+    from portable._loading import ensure_torch
+
+    ensure_torch()
+    from portable.compat.engine import cuda_compat
+
+    cuda_compat(backend).__enter__()
+
+
+def install(patches: Patches, target: Callable[[], Target]) -> None:
+    """Add the object to the preparation data."""
+    original = spawn.get_preparation_data
+
+    @functools.wraps(original)
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        data = original(name)
+        data[_KEY] = Enter(target().backend.spec.name)
+        return data
+
+    patches.set(spawn, "get_preparation_data", get_preparation_data)
+    # popen_forkserver and popen_spawn_posix call it through the module, so one place suffices.

@@ -1,0 +1,94 @@
+"""Which device a CUDA device becomes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from portable.backend import Backend
+from portable.compat.report import Kind, Recorder
+from portable.errors import DeviceIndexError
+
+SOURCE = "cuda"
+
+
+class Target:
+    """The backend that CUDA devices are translated to, and the record of it.
+
+    Attributes:
+        backend: the backend.
+        kind: its PyTorch device type.
+        recorder: what was redirected.
+    """
+
+    def __init__(self, backend: Backend, recorder: Recorder) -> None:
+        self.backend = backend
+        self.kind = backend.spec.device_type
+        self.recorder = recorder
+        self.is_cpu = self.kind == "cpu"
+
+    def note(self, kind: Kind, construct: str, detail: str) -> None:
+        """Record one use; nothing while Dynamo traces, which must see plain Python only."""
+        if not torch.compiler.is_dynamo_compiling():
+            self.recorder.note(kind, construct, detail)
+
+    def is_source(self, device: Any) -> bool:
+        """Whether a value means a CUDA device: "cuda", "cuda:N" or a torch.device of that type, and nothing else."""
+        if isinstance(device, str):
+            return device == SOURCE or (device.startswith(SOURCE + ":") and device[5:].isdigit())
+        return isinstance(device, torch.device) and device.type == SOURCE
+
+    def device(self, device: Any, construct: str) -> Any:
+        """Translate what stands in a device position; whatever is no CUDA device comes back unchanged.
+
+        Args:
+            device: a string, torch.device, ordinal (``.to(0)`` means ``cuda:0``) or anything else.
+            construct: for the record.
+
+        Raises:
+            DeviceIndexError: an ordinal that the target does not have.
+        """
+        if isinstance(device, int) and not isinstance(device, bool):
+            index: int | None = device
+        elif self.is_source(device):
+            text = device if isinstance(device, str) else str(device)
+            index = int(text[5:]) if len(text) > 5 else None
+        else:
+            return device
+        found = self.ordinal(index)
+        self.note("redirected", construct, str(found))
+        return found
+
+    def ordinal(self, index: int | None) -> torch.device:
+        """The target's device for a CUDA ordinal; None for the current one.
+
+        The CPU is one device, and so is what a one-device-per-process runtime shows: there every ordinal means it, as the
+        processes that torchrun starts each ask for the ordinal LOCAL_RANK.
+        """
+        if self.is_cpu or self.backend.one_device_per_process or index is None:
+            return torch.device(self.kind)
+        if not torch.compiler.is_dynamo_compiling():
+            count = self.count()
+            if index >= count:
+                raise DeviceIndexError(
+                    f"the program asked for cuda:{index}, but the {self.backend.spec.name} backend has {count} "
+                    f"device{'' if count == 1 else 's'}. Choose an ordinal below {count}, or start fewer processes per machine."
+                )
+        return torch.device(self.kind, index)
+
+    def count(self) -> int:
+        """Devices that the program may believe in. Under torchrun the CPU serves as many as there are local processes."""
+        from portable.devices import device_count
+
+        if self.is_cpu:
+            return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return device_count()
+
+    def type(self, device_type: Any, construct: str) -> Any:
+        """Translate a device *type*: "cuda" as given to torch.autocast, DeviceMesh and others."""
+        if self.is_source(device_type):
+            self.note("redirected", construct, self.kind)
+            return self.kind
+        return device_type

@@ -1,0 +1,114 @@
+"""What training scripts tune for CUDA: pinned loaders, fused and capturable optimizers, compile modes, profiler activities."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import profiler
+from torch.utils import data
+
+from portable import compiling
+from portable.compat.patching import Patches
+from portable.compat.target import Target
+from portable.graphs import is_supported as graphs_supported
+
+
+def install(patches: Patches, target: Callable[[], Target]) -> None:
+    """Replace constructors and torch.compile."""
+    _data_loader(patches, target)
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
+            _optimizer(patches, target, kind)
+    _compile(patches, target)
+    _profiler(patches, target)
+
+
+def _data_loader(patches: Patches, target: Callable[[], Target]) -> None:
+    init = data.DataLoader.__init__
+
+    @functools.wraps(init)
+    def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        here = target()
+        choice = here.backend.spec.pin_memory
+        if kwargs.get("pin_memory") and not choice.value:
+            kwargs["pin_memory"] = False
+            here.note("changed", "DataLoader(pin_memory=True)", f"False: {choice.reason}")
+        if here.is_source(kwargs.get("pin_memory_device") or None):
+            kwargs["pin_memory_device"] = ""  # PyTorch then takes the accelerator there is
+        init(self, *args, **kwargs)
+
+    patches.set(data.DataLoader, "__init__", new_init)
+
+
+def _optimizer(patches: Patches, target: Callable[[], Target], kind: type) -> None:
+    """Drop options that the target has no kernels for; subclasses reach this through super().__init__."""
+    init = kind.__init__  # type: ignore[misc]
+    parameters = inspect.signature(init).parameters
+    if "__init__" not in vars(kind) or not {"fused", "capturable"} & set(parameters):
+        return
+
+    @functools.wraps(init)
+    def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        here = target()
+        name = kind.__name__
+        known = here.backend.spec.optimizers.get(name)
+        if kwargs.get("fused") and not (known and known.options.get("fused")):
+            kwargs["fused"] = None
+            reason = known.reason if known else f"the {here.backend.spec.name} backend declares no fused {name}"
+            here.note("changed", f"{name}(fused=True)", f"PyTorch's default: {reason}")
+        if kwargs.get("capturable") and not graphs_supported():
+            kwargs["capturable"] = False
+            here.note("changed", f"{name}(capturable=True)", "False: the device records no graphs")
+        init(self, *args, **kwargs)
+
+    patches.set(kind, "__init__", new_init)
+
+
+def _compile(patches: Patches, target: Callable[[], Target]) -> None:
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(model: Any = None, **kwargs: Any) -> Any:
+        if model is None:  # used as a decorator with arguments
+            return lambda function: compile(function, **kwargs)
+        here = target()
+        options = {key: value for key, value in (kwargs.get("options") or {}).items() if not key.startswith("triton.")}
+        if kwargs.get("options") and options != kwargs["options"]:
+            here.note("changed", "torch.compile(options=)", "options of Triton are left out")
+        kwargs["options"] = options or None
+        if kwargs.get("backend") in ("inductor", "cudagraphs", "onnxrt", "tensorrt"):
+            here.note("changed", f"torch.compile(backend={kwargs.pop('backend')!r})", "the backend's own compiler")
+        choice = compiling.explain_compile(here.backend, **kwargs)
+        for key, reason in choice.dropped.items():
+            here.note("changed", f"torch.compile({key}=)", f"left out: {reason}")
+        if choice.backend is None:
+            here.note("changed", "torch.compile", f"eager mode: {choice.reason}")
+            return model
+        here.note("redirected", "torch.compile", choice.backend)
+        return original(model, backend=choice.backend, **choice.kwargs)
+
+    patches.set(torch, "compile", compile)
+
+
+def _profiler(patches: Patches, target: Callable[[], Target]) -> None:
+    init = profiler.profile.__init__
+
+    @functools.wraps(init)
+    def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        asked = kwargs.get("activities")
+        if asked:
+            here = target()
+            possible = profiler.supported_activities()
+            names = here.backend.spec.profiler_activities
+            kept = [activity for activity in asked if activity in possible and activity.name != "CUDA"]
+            kept += [activity for activity in possible if activity.name in names and activity not in kept]
+            if set(kept) != set(asked):
+                here.note("redirected", "torch.profiler activities", ", ".join(sorted(activity.name for activity in kept)))
+            kwargs["activities"] = kept
+        init(self, *args, **kwargs)
+
+    patches.set(profiler.profile, "__init__", new_init)
