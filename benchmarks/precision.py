@@ -33,7 +33,7 @@ def product(size: int, dtype: torch.dtype) -> Callable[[], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 256, 512])
     parser.add_argument("--threads", type=int, default=1, help="threads of an operator")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -46,11 +46,6 @@ def device(index: DeviceLike = None) -> torch.device:
     return torch.device(kind) if kind == "cpu" else torch.device(kind, found)
 
 
-stand_ins: set[str] = set()
-"""Device types that count as the active backend's, whichever it is. `portable.compat` puts "cuda" here while it redirects
-programs that name their devices so; otherwise another backend's device is refused."""
-
-
 def _parse(device: Any) -> tuple[str | None, int | None]:
     """Device type and ordinal that an argument names, None for the part that it leaves out."""
     if isinstance(device, torch.device):
@@ -87,7 +82,7 @@ def _parse_text(text: str) -> tuple[str, int | None]:
 def _own(device: DeviceLike, asked: str | None, number: int | None) -> int:
     """The checked ordinal on the active backend."""
     spec = active().spec
-    if asked is not None and asked != spec.device_type and asked not in stand_ins:
+    if asked is not None and asked != spec.device_type:
         raise ConfigurationError(
             f"device {str(device)!r} was asked for, but the active backend is {spec.name} (device type "
             f"{spec.device_type!r}). Call pt.use() with that device's backend first, or pt.device() for the active one."

@@ -1,10 +1,15 @@
-"""Checks that need two processes; each prints what it found as one JSON line. Started by test_distributed.py."""
+"""Checks that need two processes; each writes what it found to a file of its own. Started by test_distributed.py.
+
+Usage: group.py FOLDER
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch import distributed as dist
@@ -17,7 +22,7 @@ tensor = torch.tensor([float(first.rank + 1)])
 dist.all_reduce(tensor)
 pt.distributed.shutdown()
 pt.distributed.shutdown()
-line = {
+found = {
     "rank": first.rank,
     "local_rank": first.local_rank,
     "world_size": first.world_size,
@@ -29,4 +34,4 @@ line = {
     "expected_rank": int(os.environ["RANK"]),
     "left": not dist.is_initialized(),
 }
-print(json.dumps(line), flush=True)
+Path(sys.argv[1], f"{first.rank}.json").write_text(json.dumps(found))

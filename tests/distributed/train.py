@@ -1,6 +1,6 @@
 """Train a small model on this process's share of each batch, and write the losses; started by test_distributed.py.
 
-Usage: train.py (ddp|fsdp) OUTPUT
+Usage: train.py OUTPUT (first with DDP, then with FSDP2, in the same group)
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from torch import distributed as dist
 import portable as pt
 
 
-def main(how: str, output: Path) -> None:
-    world = pt.distributed.init()
+def train(how: str, world: pt.distributed.World) -> dict[str, object]:
     model = Net().to(world.device)
     wrapped = pt.distributed.ddp(model) if how == "ddp" else pt.distributed.fsdp(model, type(model.blocks[0]))
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2, **pt.optimizer_options("AdamW"))
@@ -31,13 +30,13 @@ def main(how: str, output: Path) -> None:
         total = loss.detach().clone()
         dist.all_reduce(total)
         losses.append(total.item() / world.world_size)
-    sharded = sorted({type(parameter).__name__ for parameter in wrapped.parameters()})
-    pt.distributed.shutdown()
-    pt.distributed.shutdown()  # harmless without a group
-    if world.is_main:
-        facts = {"losses": losses, "world": world.world_size, "backend": world.backend, "parameters": sharded}
-        output.write_text(json.dumps(facts))
+    kinds = sorted({type(parameter).__name__ for parameter in wrapped.parameters()})
+    return {"losses": losses, "parameters": kinds}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    here = pt.distributed.init()
+    results = {how: train(how, here) for how in ("ddp", "fsdp")}
+    pt.distributed.shutdown()
+    if here.is_main:
+        Path(sys.argv[1]).write_text(json.dumps({**results, "world": here.world_size, "backend": here.backend}))
