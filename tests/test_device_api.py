@@ -479,6 +479,14 @@ def test_seed_everything():
             pt.seed_everything(wrong)
 
 
+def test_seed_everything_reaches_the_devices(plugged):
+    seeds: list[int] = []
+    plugged(fakes.Fake(table={"manual_seed_all": emulated(seeds.append, "recorded")}))
+    pt.seed_everything(11)
+    assert seeds == [11]
+    assert torch.initial_seed() == 11
+
+
 # -- profiler ranges and monitoring ----------------------------------------------------------------------------------------
 
 

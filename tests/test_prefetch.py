@@ -297,6 +297,14 @@ def test_packed_sequence_keeps_its_lengths_on_the_host(cpu):
     assert torch.equal(found.batch_sizes, packed.batch_sizes)
 
 
+def test_tuples_that_move_themselves_are_not_taken_apart(cpu):
+    class Graph(Pair):
+        def to(self, device):
+            return ("moved", device)
+
+    assert list(pt.prefetch([[Graph(torch.ones(1), 2)]])) == [[("moved", torch.device("cpu"))]]
+
+
 def test_without_gain_nothing_is_pinned(plugged):
     """pin_memory=False in the declaration: plain moves, no streams."""
     log: list[tuple] = []

@@ -211,6 +211,23 @@ def test_threads_see_one_backend_or_the_other(plugged):
     assert not failures
 
 
+def test_a_call_holds_its_choice(plugged, monkeypatch):
+    """Another thread that takes the choice back just after it was made has to wait until the call has found its function."""
+    plugged()
+    choose, others = selection.active, []
+
+    def chosen_and_taken_back():
+        backend = choose()
+        others.append(threading.Thread(target=selection._activate, args=(None,)))
+        others[-1].start()
+        others[-1].join(0.2)  # long enough to get in, if nothing keeps it out
+        return backend
+
+    monkeypatch.setattr(selection, "active", chosen_and_taken_back)
+    assert selection.call("device_count")() == 1
+    others[-1].join()
+
+
 # -- devices ---------------------------------------------------------------------------------------------------------------
 
 
