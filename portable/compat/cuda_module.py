@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from portable import cuda as ours
-from portable.compat.patching import Patches
+from portable.compat.patching import Patches, truthful_to_torch
 from portable.compat.target import Target
 from portable.errors import UnsupportedError
 from portable.selection import call
@@ -54,11 +54,11 @@ def install(patches: Patches, target: Callable[[], Target]) -> None:
         if name in _CLASSES:
             replacements[name] = call(name)
         elif name != "OutOfMemoryError":  # one class for every device
-            replacements[name] = _truthful_to_torch(name, _redirect(name, _ours(name), target))
+            replacements[name] = _truthful(name, _redirect(name, _ours(name), target))
     for name, new in _ALIASES.items():
         replacements[name] = _redirect(name, _ours(new), target)
-    replacements["is_available"] = _truthful_to_torch("is_available", lambda: True)
-    replacements["device_count"] = _truthful_to_torch("device_count", lambda: target().count())
+    replacements["is_available"] = _truthful("is_available", lambda: True)
+    replacements["device_count"] = _truthful("device_count", lambda: target().count())
     replacements["make_graphed_callables"] = _graphed(replacements["make_graphed_callables"], target)
     for name, (value, why) in _ANSWERS.items():
         if name not in replacements or name == "is_current_stream_capturing":
@@ -132,26 +132,12 @@ def _device(here: Target, device: Any) -> Any:
     return device
 
 
-def _truthful_to_torch(name: str, answer: Any) -> Any:
-    """The program is told what it needs to hear; PyTorch's own code, which would act on it, gets the truth.
-
-    TorchInductor, for one, asks torch.cuda for the architecture to compile for.
-    """
+def _truthful(name: str, answer: Any) -> Any:
     original: Any = torch.cuda
     for part in name.split("."):
         original = getattr(original, part, None)
-    if original is None or isinstance(original, type):  # absent from this PyTorch, or a class
-        return answer
-
-    @functools.wraps(original)
-    def asked(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling():
-            caller = sys._getframe(1).f_globals.get("__name__", "")
-            if caller == "torch" or caller.startswith("torch."):
-                return original(*args, **kwargs)
-        return answer(*args, **kwargs)
-
-    return asked
+    # Absent from this PyTorch, or a class: there is nothing to fall back to.
+    return answer if original is None or isinstance(original, type) else truthful_to_torch(original, answer)
 
 
 def _answer(name: str, value: Any, why: str, target: Callable[[], Target]) -> Any:

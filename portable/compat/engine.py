@@ -7,13 +7,13 @@ import threading
 from types import TracebackType
 
 from portable import selection
-from portable.compat import amp, cuda_module, distributed, factories, legacy, loading, spawn, training
+from portable.compat import accelerator, amp, cuda_module, distributed, factories, legacy, loading, spawn, training
 from portable.compat.patching import Patches
 from portable.compat.report import Recorder
 from portable.compat.target import SOURCE, Target
 from portable.errors import ConfigurationError
 
-_AREAS = (factories, legacy, cuda_module, amp, loading, distributed, training, spawn)
+_AREAS = (factories, legacy, cuda_module, accelerator, amp, loading, distributed, training, spawn)
 
 _lock = threading.RLock()
 _patches = Patches()

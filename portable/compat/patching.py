@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 _ABSENT = object()
 
@@ -40,6 +43,23 @@ class Patches:
                 setattr(owner, name, before)
         while self._undo:
             self._undo.pop()()
+
+
+def truthful_to_torch(original: Any, answer: Any) -> Any:
+    """The program is told what it needs to hear; PyTorch's own code, which would act on it, gets the truth.
+
+    TorchInductor, for one, asks torch.cuda for the architecture to compile for.
+    """
+
+    @functools.wraps(original)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():  # which could not trace a look at the stack
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            if caller == "torch" or caller.startswith("torch."):
+                return original(*args, **kwargs)
+        return answer(*args, **kwargs)
+
+    return asked
 
 
 def like(original: Any, wrapper: Any, module: str, name: str) -> Any:
