@@ -12,7 +12,7 @@ import importlib.util
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +138,8 @@ class Backend:
 
         The baseline listens for the warning declared in ``spec.fallback.warning``; other warnings pass through.
         """
+        import torch
+
         seen: Counter[str] = Counter()
         pattern = re.compile(self.spec.fallback.warning) if self.spec.fallback.warning else None
         if pattern is None:
@@ -152,11 +154,17 @@ class Backend:
             else:
                 original(message, category, *args, **kwargs)
 
+        # PyTorch announces a fallback by TORCH_WARN_ONCE: without this, the first operator of the process and no other.
+        always = torch.is_warn_always_enabled()
         with warnings.catch_warnings():
+            torch.set_warn_always(True)
             # Only the announcements: the user's filters keep their say about every other warning.
             warnings.filterwarnings("always", message=f"(?s:.*)(?:{pattern.pattern})")
             warnings.showwarning = listen
-            yield seen
+            try:
+                yield seen
+            finally:
+                torch.set_warn_always(always)
 
     def profiler(self, **kwargs: Any) -> Any:
         """A profiler with the activities of this backend: ``torch.profiler.profile`` or the vendor's own."""
@@ -165,6 +173,10 @@ class Backend:
         names = self.spec.profiler_activities
         kwargs.setdefault("activities", [a for a in profiler.supported_activities() if a.name in names])
         return profiler.profile(**kwargs)
+
+    def documented(self) -> Sequence[Backend]:
+        """What the generated documents describe, the same on every machine: the first in the table of functions."""
+        return [self]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.spec.name!r} (device type {self.spec.device_type!r})>"

@@ -87,5 +87,6 @@ def render() -> str:
     """The whole document as Markdown."""
     lines = [INTRODUCTION]
     for backend in shipped_backends():
-        lines += _section(backend)
+        for described in backend.documented():
+            lines += _section(described)
     return "\n".join(lines)

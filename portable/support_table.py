@@ -36,7 +36,7 @@ def shipped_backends() -> list[Backend]:
     found = registry()
     order = ["cpu", "cuda", "ascend", "neuron", "generic"]
     names = [name for name in order if f"portable_{name}" in SHIPPED]
-    return [found.backends[name] for name in names]
+    return [found.backends[name].documented()[0] for name in names]
 
 
 def chain(cell: Support) -> list[Support]:
