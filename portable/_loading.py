@@ -36,5 +36,5 @@ def ensure_torch() -> None:
         for entry in importlib.metadata.entry_points(group="torch.backends"):
             try:
                 entry.load()()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 autoload_errors[entry.name] = error

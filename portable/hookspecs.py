@@ -54,8 +54,11 @@ class MigrationRule(Protocol):
 
 
 @hookspec
-def portable_backend() -> Backend | None:  # type: ignore[empty-body]
-    """Provide a backend: an instance of a subclass of `portable.backend.Backend`."""
+def portable_backend() -> Backend:  # type: ignore[empty-body]
+    """Provide a backend: an instance of a subclass of `portable.backend.Backend`.
+
+    Return it on every machine; whether it can run there is what its ``probe`` says.
+    """
 
 
 @hookspec

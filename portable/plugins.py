@@ -23,6 +23,7 @@ import pluggy
 from portable import hookspecs
 from portable.backend import Backend
 from portable.errors import PluginError
+from portable.spec import BackendSpec
 
 DISTRIBUTION = "portable"
 # Known by import name too, so that a source tree on PYTHONPATH works without being installed.
@@ -70,16 +71,24 @@ class Registry:
     def __post_init__(self) -> None:
         self._manager.add_hookspecs(hookspecs)
 
-    def guarded(self, plugin: str, phase: str, function: Callable[[], Any]) -> Any:
-        """Call a plugin's function; record what it raises and return None then."""
+    def guarded(
+        self, plugin: str, phase: str, function: Callable[[], Any], otherwise: Callable[[Problem], Any] | None = None
+    ) -> Any:
+        """Call a plugin's function; where it raises, record that and return what ``otherwise`` makes of it, None by default."""
         try:
             return function()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plugin may even call sys.exit
-            message = traceback.format_exception_only(error)[-1].strip()
-            self.problems.append(Problem(plugin, phase, message, traceback.format_exc()))
-            return None
+            problem = self.report(plugin, phase, error)
+            return otherwise(problem) if otherwise else None
+
+    def report(self, plugin: str, phase: str, error: BaseException) -> Problem:
+        """Record an error of a plugin, once however often it comes."""
+        problem = Problem(plugin, phase, _last_line(error), "".join(traceback.format_exception(error)))
+        if not any((p.plugin, p.phase, p.message) == (plugin, phase, problem.message) for p in self.problems):
+            self.problems.append(problem)
+        return problem
 
     def add(self, plugin: object, name: str, distribution: str, shipped: bool = False) -> None:
         """Register a plugin object and take the backend it provides.
@@ -91,32 +100,40 @@ class Registry:
         if self.guarded(str(entry), "load", lambda: self._manager.register(plugin, key)) is None:
             return
         self._plugins.append(entry)
+        self._check_hooks(entry, plugin)
         for backend in self._ask(entry, "portable_backend"):
-            if not isinstance(backend, Backend):
-                error = PluginError(
-                    f"the hook portable_backend of plugin {entry} returned {backend!r} ({type(backend).__name__}); "
-                    "return an instance of a subclass of portable.backend.Backend"
-                )
-                self._report(entry, "portable_backend", error)
-                continue
             self._take(entry, backend)
 
-    def _report(self, entry: _Plugin, phase: str, error: Exception) -> None:
-        def fail() -> None:
-            raise error
-
-        self.guarded(str(entry), phase, fail)
+    def _check_hooks(self, entry: _Plugin, plugin: object) -> None:
+        """Report a plugin that does nothing: one without hooks, or with a hook whose name is misspelt."""
+        callers = self._manager.get_hookcallers(plugin) or []
+        known = ", ".join(name for name in vars(hookspecs) if name.startswith("portable_"))
+        if not callers:
+            message = f"plugin {entry} implements no hook; mark one with portable.hookspecs.hookimpl ({known})"
+            self.report(str(entry), "load", PluginError(message))
+        for caller in callers:
+            if not caller.has_spec():
+                message = f"plugin {entry} implements {caller.name}, which is no hook of portable; the hooks are {known}"
+                self.report(str(entry), "load", PluginError(message))
 
     def _ask(self, entry: _Plugin, hook: str, **kwargs: Any) -> list[Any]:
         own = self._manager.get_plugin(f"{entry.distribution}:{entry.name}")
         others = [plugin for plugin in self._manager.get_plugins() if plugin is not own]
         caller = self._manager.subset_hook_caller(hook, others)
-        return self.guarded(str(entry), hook, lambda: caller(**kwargs)) or []
+        answers = self.guarded(str(entry), hook, lambda: caller(**kwargs))
+        # pluggy leaves None out of the answers, and a forgotten `return` gives None.
+        return [None] if answers == [] and caller.get_hookimpls() else answers or []
 
-    def _take(self, entry: _Plugin, backend: Backend) -> None:
-        name = self.guarded(str(entry), "portable_backend", lambda: str(backend.spec.name))
-        if name is None:
-            return
+    def _take(self, entry: _Plugin, backend: Any) -> None:
+        error = self.guarded(str(entry), "portable_backend", lambda: _backend_error(backend))
+        if error:
+            message = f"the hook portable_backend of plugin {entry} returned {error}"
+            self.report(str(entry), "portable_backend", PluginError(message))
+        if error == "":  # None if reading the declaration raised
+            self._keep(entry, backend)
+
+    def _keep(self, entry: _Plugin, backend: Backend) -> None:
+        name = backend.spec.name
         if name in self.backends:
             # A third-party backend replaces ours; of two third-party ones the first stays.
             wins = self._ours[name] and not entry.shipped
@@ -148,14 +165,45 @@ class Registry:
                 elements = found if isinstance(found, (list, tuple)) else None
                 if elements is None:
                     message = f"{hook} of plugin {entry} returned {found!r}; return a list of {element.__name__} objects"
-                    self._report(entry, hook, PluginError(message))
+                    self.report(str(entry), hook, PluginError(message))
                     continue
                 for item in elements:
                     if isinstance(item, element):
                         yield str(entry), item
                     else:
                         message = f"{hook} of plugin {entry} returned a list with {item!r}, which is no {element.__name__}"
-                        self._report(entry, hook, PluginError(message))
+                        self.report(str(entry), hook, PluginError(message))
+
+
+def _backend_error(backend: Any) -> str:
+    """What is wrong with a hook's answer, "" if nothing. Only what would break other backends is looked at."""
+    if not isinstance(backend, Backend):
+        return f"{backend!r} ({type(backend).__name__}); return an instance of a subclass of portable.backend.Backend"
+    spec = backend.spec
+    if not isinstance(spec, BackendSpec):
+        return f"a backend whose spec is {spec!r} ({type(spec).__name__}); make it a portable.spec.BackendSpec"
+    for field_name, kind, example in _SHARED_FIELDS:
+        value = getattr(spec, field_name)
+        if not isinstance(value, kind) or value == "":
+            return f"a backend whose spec has {field_name}={value!r}; make it like {example}"
+    if not all(isinstance(alias, str) for alias in spec.aliases):
+        return f"a backend whose spec has aliases={spec.aliases!r}; make it a tuple of names"
+    return ""
+
+
+# The fields by which backends are compared with one another.
+_SHARED_FIELDS: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
+    ("name", str, '"acme"'),
+    ("device_type", str, '"acme"'),
+    ("priority", int, "100"),
+    ("aliases", (tuple, list), '("acme_npu",)'),
+)
+
+
+def _last_line(error: BaseException) -> str:
+    """The exception as the last line of its traceback; of a message with several lines the first and the last."""
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0].strip()} ... {lines[-1].strip()}"
 
 
 _lock = threading.RLock()
@@ -171,6 +219,11 @@ def registry() -> Registry:
         return _registry
 
 
+def found() -> Registry | None:
+    """The plugins if they have been looked for; None before that, and while it is going on."""
+    return _registry
+
+
 def reset() -> None:
     """Forget what was found, so that the next use looks again (after installing a plugin, and in tests)."""
     global _registry
@@ -180,15 +233,17 @@ def reset() -> None:
 
 def _discover() -> Registry:
     found = Registry()
-    entries = sorted(importlib.metadata.entry_points(group=hookspecs.PROJECT), key=_order)
+    # Reading them fails for all packages at once if one's metadata is malformed.
+    entries = found.guarded("every plugin", "discovery", lambda: importlib.metadata.entry_points(group=hookspecs.PROJECT))
+    entries = sorted(entries or (), key=_order)
     seen: set[tuple[str, str]] = set()
     for entry in entries:
-        distribution = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown distribution"
+        distribution = " ".join(_distribution(entry))
         # An editable install and its source tree may both announce the same entry point.
         if (entry.value, entry.name) in seen:
             continue
         seen.add((entry.value, entry.name))
-        shipped = bool(entry.dist and entry.dist.name == DISTRIBUTION)
+        shipped = _distribution(entry)[0] == DISTRIBUTION
         label = str(_Plugin(entry.name, distribution, shipped))
         plugin = found.guarded(label, "load", entry.load)
         if plugin is not None:
@@ -205,5 +260,15 @@ def _discover() -> Registry:
 
 def _order(entry: importlib.metadata.EntryPoint) -> tuple[bool, str, str]:
     """Ours first, then by distribution and name, so that the outcome does not depend on the order of sys.path."""
-    distribution = entry.dist.name if entry.dist else ""
+    distribution, _ = _distribution(entry)
     return (distribution != DISTRIBUTION, distribution, entry.name)
+
+
+def _distribution(entry: importlib.metadata.EntryPoint) -> tuple[str, str]:
+    """Name and version of the package that announces an entry point, as far as its metadata tells."""
+    try:
+        if entry.dist is not None:
+            return str(entry.dist.name or "unnamed"), str(entry.dist.version)
+    except Exception:  # metadata without a name or version, or none at all
+        pass
+    return "unknown distribution", ""

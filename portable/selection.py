@@ -12,7 +12,7 @@ from typing import Any
 
 from portable import plugins
 from portable.backend import Backend
-from portable.errors import BackendNotFound, BackendUnavailable, ConfigurationError
+from portable.errors import BackendNotFound, BackendUnavailable, ConfigurationError, PluginError
 from portable.spec import Availability
 
 VARIABLE = "PORTABLE_BACKEND"
@@ -45,7 +45,10 @@ def find(name: str, asked_by: str = "") -> Backend:
         )
     wanted = name.strip().lower()
     for backend in found.backends.values():
-        if wanted == backend.spec.name.lower() or wanted in (alias.lower() for alias in backend.spec.aliases):
+        if wanted == backend.spec.name.lower():
+            return backend
+    for backend in found.backends.values():  # a name goes before another backend's alias
+        if wanted in (alias.lower() for alias in backend.spec.aliases):
             return backend
     broken = "".join(f" Plugin {p.plugin} failed: {p.message}." for p in found.problems)
     raise BackendNotFound(
@@ -61,12 +64,17 @@ def availability(backend: Backend) -> Availability:
     with _lock:
         if name not in _availability:
             found = plugins.registry()
-            answer = found.guarded(found.providers.get(name, name), "probe", backend.probe)
+            provider = found.providers.get(name, name)
+            answer = found.guarded(provider, "probe", backend.probe, _failed_probe)
             if not isinstance(answer, Availability):
-                why = found.problems[-1].message if answer is None else f"probe() returned {answer!r}, not an Availability"
-                answer = Availability(False, f"its probe failed: {why}", "report this to the plugin's maintainer")
+                error = PluginError(f"probe() of {provider} returned {answer!r}, not an Availability (portable.spec)")
+                answer = _failed_probe(found.report(provider, "probe", error))
             _availability[name] = answer
         return _availability[name]
+
+
+def _failed_probe(problem: plugins.Problem) -> Availability:
+    return Availability(False, f"its probe failed: {problem.message}", "report this to the plugin's maintainer")
 
 
 def resolve(name: str | None = None, asked_by: str = "") -> Backend:
