@@ -145,6 +145,7 @@ TABLE: dict[str, Support] = {
     "device_of": emulated(_unchanged, f"changes nothing: {_ONE}"),
     "get_device_name": emulated(_name, "model name of the processor"),
     "get_device_properties": emulated(properties, "model name, memory, usable cores, instruction set"),
+    "can_device_access_peer": emulated(constant(False), f"False: {_ONE}"),
     "synchronize": noop(_DONE),
     "is_bf16_supported": emulated(_supports_bf16, "True; with including_emulation=False: AMX, AVX512-BF16 or Arm BF16"),
     "Stream": emulated(queue.Stream, f"a queue that is always empty: {_DONE}"),
