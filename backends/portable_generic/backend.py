@@ -91,7 +91,10 @@ class GenericBackend(Backend):
 
     def device_name(self, index: int = 0) -> str:
         name = self.bind()["get_device_name"]
-        return super().device_name(index) if getattr(name, "portable_unsupported", False) else str(name(index))
+        if not getattr(name, "portable_unsupported", False):
+            return str(name(index))
+        generation = self.generation(index)
+        return generation.title if generation else f"{self.spec.device_type}:{index}"
 
     def total_memory(self, index: int = 0) -> int | None:
         """Bytes, from the device's properties, else from its free and total memory; None if it tells neither."""
