@@ -95,7 +95,7 @@ def _group_memory(total: int) -> list[tuple[int, int]]:
                     used = int((folder / used_file).read_text())
                     lines = (line.partition(" ") for line in (folder / "memory.stat").read_text().splitlines())
                     stat = {key: value for key, _, value in lines}
-                    cache = int(stat.get("total_inactive_file") or stat.get("inactive_file", 0))
+                    cache = int(stat.get("total_inactive_file") or stat.get("inactive_file", "0"))
                     found.append((max(0, min(limit, limit - used + cache)), limit))
             except (OSError, ValueError):  # absent, or "max"
                 continue
