@@ -195,6 +195,8 @@ class CheckpointFolder:
                 try:
                     os.link(self.newest, second_name)
                     second_name.replace(self.previous)
+                    # After a kill both names may be of one file already, and rename(2) then leaves the second name there.
+                    second_name.unlink(missing_ok=True)
                 except OSError:  # no hard links here: `load` knows that the newest name can be missing for a moment
                     self.newest.replace(self.previous)
             fresh.replace(self.newest)
