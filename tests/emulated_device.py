@@ -7,7 +7,8 @@ device, so tests install it in a process of their own. PyTorch's part: torch/uti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -118,6 +119,15 @@ class _Module(ModuleType):
         if not 0 <= index < self._count:
             raise RuntimeError(f"no device {index}")
         self._current = index
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        before = self._current
+        self.set_device(index)
+        try:
+            yield
+        finally:
+            self.set_device(before)
 
     def synchronize(self, device: Any = None) -> None:
         pass
