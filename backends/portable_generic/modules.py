@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from portable.baseline import NO_GRAPHS, NO_STREAMS
+from portable.baseline import NO_GRAPHS, NO_MONITOR, NO_STREAMS
 from portable.spec import Generation
 from portable.support import Support, emulated, native, unsupported
 from portable_generic.facts import HPU_GENERATIONS, MPS_GENERATIONS, XPU_GENERATIONS
@@ -60,7 +60,10 @@ CHANGES: dict[str, Mapping[str, Support]] = {
     "xpu": {
         "get_arch_list": native("get_arch_list", note="names of Intel GPU architectures"),
         "is_tf32_supported": native("is_tf32_supported"),
-        "power_draw": emulated(_watts_to_milliwatts, "torch.xpu.power_draw answers watts; multiplied by 1000"),
+        # torch.xpu has monitoring functions from PyTorch 2.13 on.
+        "power_draw": emulated(_watts_to_milliwatts, "torch.xpu.power_draw answers watts; multiplied by 1000")
+        if hasattr(torch.xpu, "power_draw")
+        else NO_MONITOR,
         "CUDAGraph": native("XPUGraph", NO_GRAPHS),
         **{
             name: native(name, NO_GRAPHS)
