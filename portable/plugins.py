@@ -168,7 +168,8 @@ class Registry:
                     self.report(str(entry), hook, PluginError(message))
                     continue
                 for item in elements:
-                    if isinstance(item, element):
+                    # A property that raises makes isinstance raise; a class has its instances' names.
+                    if self.guarded(str(entry), hook, partial(isinstance, item, element)) and not isinstance(item, type):
                         yield str(entry), item
                     else:
                         message = f"{hook} of plugin {entry} returned a list with {item!r}, which is no {element.__name__}"
