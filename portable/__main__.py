@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -12,9 +13,11 @@ def main() -> None:
     """
     from portable.errors import PortableError
 
+    gc.disable()  # imports make lasting objects only; looking for garbage among them is a tenth of the time to show a help text
     try:
         from portable.cli import app
 
+        gc.enable()
         app(prog_name="portable")
     except PortableError as error:
         print(f"portable: {error}", file=sys.stderr)
