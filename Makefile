@@ -5,9 +5,10 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 MINUTES ?= 2
 WORKERS ?= 2
-# The vendor's real wheel, unpacked beside the environment and not into it: installed, it would make `import torch` fail
-# on a machine without CANN. The tests read its sources and check the Ascend tables against them.
-TORCH_NPU ?= torch-npu==2.13.0
+# The vendors' own packages, unpacked beside the environment and not into it: installed, torch-npu would make `import torch`
+# fail on a machine without CANN. The tests check the Ascend tables against its files, and what `portable info` says when each
+# is on the path: torch-npu without CANN, and the placeholder that PyPI holds under the name torch-neuronx.
+VENDOR_PACKAGES ?= torch-npu==2.13.0 torch-neuronx==1.0
 VENDOR := .vendor
 
 RUN := $(VENV)/bin/python
@@ -41,7 +42,7 @@ $(STAMP): pyproject.toml
 	touch $@
 
 $(VENDOR)/torch_npu: $(STAMP)
-	$(VENV)/bin/pip install --quiet --no-deps --target $(VENDOR) "$(TORCH_NPU)"
+	$(VENV)/bin/pip install --quiet --no-deps --target $(VENDOR) $(VENDOR_PACKAGES)
 
 clean:
 	rm -rf $(VENV) $(VENDOR) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
