@@ -307,15 +307,18 @@ def test_fallbacks_are_counted(kind: str, recwarn: pytest.WarningsRecorder) -> N
     assert [str(warning.message) for warning in recwarn] == ["something else"]
 
 
-def test_every_announcement_is_counted_not_only_the_first_of_the_process() -> None:
+@pytest.mark.parametrize("always", [True, False])
+def test_every_announcement_is_counted_not_only_the_first_of_the_process(always: bool) -> None:
     """The texts above are printed by TORCH_WARN_ONCE; ``Tensor.T`` of a 3-d tensor warns in the same way on any machine."""
     declared = fakes.FallbackSpec(True, "for a test", warning=r"The use of `x\.(?P<op>T)` on tensors")
     before = torch.is_warn_always_enabled()
+    torch.set_warn_always(always)
     with fakes.Fake(fakes.spec(fallback=declared)).fallbacks() as seen:
         for _ in range(3):
             _ = torch.ones(2, 2, 2).T
     assert seen == {"T": 3}
-    assert torch.is_warn_always_enabled() == before
+    assert torch.is_warn_always_enabled() == always
+    torch.set_warn_always(before)
 
 
 # A device that no table lists.

@@ -102,11 +102,18 @@ def test_an_entry_point_may_name_an_object(site: Path, discover: Callable[[], Re
     assert found.problems == []
 
 
-def test_a_package_without_metadata(site: Path, discover: Callable[[], Registry]) -> None:
+@pytest.mark.parametrize("metadata", [None, b"Name: \xff\xfe\n"], ids=["absent", "not text"])
+@pytest.mark.filterwarnings("ignore:Implicit None:DeprecationWarning")  # importlib.metadata's, from Python 3.12 on
+def test_a_package_without_usable_metadata(site: Path, discover: Callable[[], Registry], metadata: bytes | None) -> None:
     write(site, "bare", backend_source("bare", GOOD))
-    (site / "bare_pkg-1.0.dist-info" / "METADATA").unlink()
+    file = site / "bare_pkg-1.0.dist-info" / "METADATA"
+    if metadata is None:
+        file.unlink()
+    else:
+        file.write_bytes(metadata)
     found = discover()
     assert set(found.backends) == {*SHIPPED, "bare"}
+    assert found.problems == []
 
 
 def test_malformed_entry_points_of_another_package(site: Path, discover: Callable[[], Registry]) -> None:
