@@ -1,6 +1,7 @@
-"""The command line. Nothing here imports torch until a command needs it, so that help is instant."""
+"""The command line. Nothing here imports torch until a command needs it, so that help is instant.
 
-from __future__ import annotations
+Annotations are objects here, not strings: typer would have to compile each of them again at every start.
+"""
 
 import sys
 from pathlib import Path
