@@ -53,7 +53,7 @@ def run_script(
         return USAGE
     mode = cuda_compat(backend, Recorder())
     with mode, _as_main(target, args, module):
-        name = mode._uses[-1].backend.spec.name
+        name = mode.backend.spec.name
         try:
             code = _execute(target, module)
         finally:

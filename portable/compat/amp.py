@@ -14,8 +14,15 @@ from portable.compat.patching import Patches, like
 from portable.compat.target import SOURCE, Target
 from portable.policy import precision_policy
 
-# Functions of torch whose argument is a device type.
-_BY_TYPE = ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype")
+# Functions of torch whose first argument is a device type; those with a default mean "cuda" by it.
+_BY_TYPE = {
+    "is_autocast_enabled": SOURCE,
+    "set_autocast_enabled": SOURCE,
+    "get_autocast_dtype": None,
+    "set_autocast_dtype": None,
+}
+# Older spellings with the device type in the name.
+_OLD = {"get_autocast_gpu_dtype": "get_autocast_dtype", "set_autocast_gpu_dtype": "set_autocast_dtype"}
 
 
 def install(patches: Patches, target: Callable[[], Target]) -> None:
@@ -41,9 +48,11 @@ def install(patches: Patches, target: Callable[[], Target]) -> None:
 
     patches.set(grad_scaler.GradScaler, "__init__", new_scaler_init)
 
-    for name in _BY_TYPE:
+    for name, default in _BY_TYPE.items():
         original = getattr(torch, name)
-        patches.set(torch, name, like(original, _typed(original, target), "torch", name))
+        patches.set(torch, name, like(original, _typed(original, default, target), "torch", name))
+    for old, name in _OLD.items():
+        patches.set(torch, old, like(getattr(torch, old), _untyped(getattr(torch, name), target), "torch", old))
     for owner in (torch.amp, autocast_mode):
         for name in ("custom_fwd", "custom_bwd"):
             patches.set(owner, name, _custom(getattr(owner, name), target))
@@ -70,13 +79,23 @@ def _settings(here: Target, dtype: Any, enabled: bool) -> tuple[Any, bool]:
     return torch.bfloat16, False
 
 
-def _typed(original: Any, target: Callable[[], Target]) -> Any:
+def _typed(original: Any, default: str | None, target: Callable[[], Target]) -> Any:
     def typed(*args: Any, **kwargs: Any) -> Any:
-        if args and args[0] == SOURCE:
+        named = bool(args) and isinstance(args[0], str)
+        if named and args[0] == SOURCE:
             args = (target().kind, *args[1:])
+        elif default is not None and not named and "device_type" not in kwargs:
+            args = (target().kind, *args)
         return original(*args, **kwargs)
 
     return typed
+
+
+def _untyped(original: Any, target: Callable[[], Target]) -> Any:
+    def untyped(*args: Any) -> Any:
+        return original(target().kind, *args)
+
+    return untyped
 
 
 def _custom(original: Any, target: Callable[[], Target]) -> Any:

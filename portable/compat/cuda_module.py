@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from portable import cuda as ours
-from portable.compat.patching import Patches, truthful_to_torch
+from portable.compat.patching import Patches, refuse, stand_in, truthful_to_torch
 from portable.compat.target import Target
 from portable.errors import UnsupportedError
 from portable.selection import call
@@ -21,6 +21,7 @@ from portable.selection import call
 _CLASSES = ("Stream", "Event", "CUDAGraph")
 _SUBMODULES = ("memory", "random", "streams", "graphs", "nvtx", "amp", "amp.autocast_mode", "amp.grad_scaler")
 _DEVICE_PARAMETERS = ("device", "peer_device", "index")
+_KEYWORDS = {"msg": "message", "obj": "tensor", "cuda_graph": "graph"}  # torch.cuda's name of a parameter to ours
 
 # Names that `portable` has no counterpart for, and that can be answered honestly: what they return and why that is right.
 _ANSWERS: dict[str, tuple[Any, str]] = {
@@ -38,6 +39,9 @@ _ANSWERS: dict[str, tuple[Any, str]] = {
     "memory._dump_snapshot": (None, "use pt.profile(profile_memory=True)"),
 }
 
+# Functions in the catalogue that a program can do without: where the target lacks them they are left out and reported.
+_HARMLESS = frozenset({"set_per_process_memory_fraction"})
+
 # Old spellings of functions in the catalogue (torch.cuda documentation, "deprecated").
 _ALIASES = {
     "memory_cached": "memory_reserved",
@@ -52,7 +56,7 @@ def install(patches: Patches, target: Callable[[], Target]) -> None:
     replacements: dict[str, Any] = {}
     for name in ours.names():
         if name in _CLASSES:
-            replacements[name] = call(name)
+            replacements[name] = _class(name, call(name), target)
         elif name != "OutOfMemoryError":  # one class for every device
             replacements[name] = _truthful(name, _redirect(name, _ours(name), target))
     for name, new in _ALIASES.items():
@@ -66,8 +70,27 @@ def install(patches: Patches, target: Callable[[], Target]) -> None:
     for name in torch.cuda.__all__:
         original = getattr(torch.cuda, name, None)
         if isinstance(original, FunctionType) and name not in replacements:
-            replacements[name] = _refuse(name, target)
+            replacements[name] = refuse(f"torch.cuda.{name}", target)
     _apply(patches, replacements)
+
+
+def _class(name: str, found: Any, target: Callable[[], Target]) -> Any:
+    """The backend's class, its constructor's device translated; where it has none, a class that refuses to be made."""
+    construct = f"torch.cuda.{name}"
+    if not isinstance(found, type):
+        refused = _redirect(name, found, target)
+        return type(name, (), {"__new__": lambda cls, *args, **kwargs: refused(), "__module__": "torch.cuda"})
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        here = target()
+        here.note("redirected", construct, f"portable.cuda.{name}")
+        if name == "Stream" and args:  # torch.cuda.Stream(device=None, priority=0); the other classes take no device
+            args = (here.argument(args[0]), *args[1:])
+        if kwargs.get("device") is not None:
+            kwargs["device"] = here.argument(kwargs["device"])
+        return found(*args, **kwargs)
+
+    return stand_in(found, make)
 
 
 def _ours(name: str) -> Any:
@@ -107,29 +130,23 @@ def _redirect(name: str, function: Any, target: Callable[[], Target]) -> Any:
     @functools.wraps(function)
     def redirected(*args: Any, **kwargs: Any) -> Any:
         here = target()
-        new = tuple(_device(here, value) if i in devices else value for i, value in enumerate(args))
+        new = tuple(here.argument(value) if i in devices else value for i, value in enumerate(args))
         for key in _DEVICE_PARAMETERS:
             if kwargs.get(key) is not None:
-                kwargs[key] = _device(here, kwargs[key])
+                kwargs[key] = here.argument(kwargs[key])
+        renamed = {_KEYWORDS.get(key, key) if key not in parameters else key: value for key, value in kwargs.items()}
         try:
-            result = function(*new, **kwargs)
-        except UnsupportedError:
+            result = function(*new, **renamed)
+        except UnsupportedError as error:
+            if name in _HARMLESS:
+                here.note("changed", construct, f"left out: {error.reason}")
+                return None
             here.note("no equivalent", construct, "raised UnsupportedError")
             raise
         here.note("redirected", construct, f"portable.cuda.{name}")
         return result
 
     return redirected
-
-
-def _device(here: Target, device: Any) -> Any:
-    """A device argument of torch.cuda: names and devices are translated, ordinals mean the same but on the CPU."""
-    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
-        return here.ordinal(device) if here.is_cpu or here.backend.one_device_per_process else device
-    if here.is_source(device):
-        text = str(device)
-        return here.ordinal(int(text[5:]) if len(text) > 5 else None)
-    return device
 
 
 def _truthful(name: str, answer: Any) -> Any:
@@ -148,21 +165,6 @@ def _answer(name: str, value: Any, why: str, target: Callable[[], Target]) -> An
 
     answered.__name__ = name.rpartition(".")[2]
     return answered
-
-
-def _refuse(name: str, target: Callable[[], Target]) -> Any:
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        here = target()
-        here.note("no equivalent", f"torch.cuda.{name}", "raised UnsupportedError")
-        raise UnsupportedError(
-            here.backend.spec.name,
-            f"torch.cuda.{name}",
-            "it reaches into CUDA itself and has no counterpart",
-            "leave the call out on this backend, or guard it with torch.version.cuda",
-        )
-
-    refused.__name__ = name
-    return refused
 
 
 def _graphed(supported: Any, target: Callable[[], Target]) -> Any:

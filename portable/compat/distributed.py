@@ -1,4 +1,4 @@
-"""torch.distributed: "nccl" and CUDA devices in process groups, meshes and data-parallel wrappers."""
+"""torch.distributed: "nccl" and CUDA devices in process groups and meshes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ GROUP = "nccl"
 
 
 def install(patches: Patches, target: Callable[[], Target]) -> None:
-    """Replace the functions that name a backend or a device, and what the wrappers' constructors take."""
-    _data_parallel(patches, target)
+    """Replace the functions that name a backend or a device."""
     if not torch.distributed.is_available():
         return
     from torch import distributed as dist
@@ -115,55 +114,3 @@ def _mesh(patches: Patches, target: Callable[[], Target], module: Any) -> None:
         init(self, target().type(device_type, "DeviceMesh"), *args, **kwargs)
 
     patches.set(module.DeviceMesh, "__init__", new_init)
-
-
-def _data_parallel(patches: Patches, target: Callable[[], Target]) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    init = DistributedDataParallel.__init__
-
-    @functools.wraps(init)
-    def ddp_init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any) -> None:
-        here = target()
-        if device_ids is not None:
-            found = [here.device(device, "DistributedDataParallel(device_ids=)") for device in device_ids]
-            device_ids = None if here.is_cpu else found
-        if output_device is not None:
-            where = here.device(output_device, "DistributedDataParallel(output_device=)")
-            output_device = None if here.is_cpu else where
-        init(self, module, device_ids, output_device, *args, **kwargs)
-
-    patches.set(DistributedDataParallel, "__init__", ddp_init)
-    _data_parallel_over_threads(patches, target)
-    _fsdp(patches, target)
-
-
-def _data_parallel_over_threads(patches: Patches, target: Callable[[], Target]) -> None:
-    """nn.DataParallel asks PyTorch for the available kind of device; where it is told none it calls the module directly."""
-    init = torch.nn.DataParallel.__init__
-
-    @functools.wraps(init)
-    def new_init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
-        here = target()
-        if here.is_cpu:
-            here.note("changed", "nn.DataParallel", "the module itself: the CPU is one device")
-            device_ids = output_device = None
-        init(self, module, device_ids, output_device, dim)
-
-    patches.set(torch.nn.DataParallel, "__init__", new_init)
-
-
-def _fsdp(patches: Patches, target: Callable[[], Target]) -> None:
-    if not torch.distributed.is_available():
-        return
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    init = FullyShardedDataParallel.__init__
-
-    @functools.wraps(init)
-    def fsdp_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("device_id") is not None:
-            kwargs["device_id"] = target().device(kwargs["device_id"], "FullyShardedDataParallel(device_id=)")
-        init(self, *args, **kwargs)
-
-    patches.set(FullyShardedDataParallel, "__init__", fsdp_init)

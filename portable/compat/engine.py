@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from types import TracebackType
 
 from portable import selection
-from portable.compat import accelerator, amp, cuda_module, distributed, factories, legacy, loading, spawn, training
+from portable.backend import Backend
+from portable.compat import (
+    accelerator,
+    amp,
+    backends,
+    caches,
+    cuda_extras,
+    cuda_module,
+    distributed,
+    factories,
+    legacy,
+    loading,
+    parallel,
+    script,
+    spawn,
+    training,
+)
 from portable.compat.patching import Patches
 from portable.compat.report import Recorder
 from portable.compat.target import SOURCE, Target
 from portable.errors import ConfigurationError
 
-_AREAS = (factories, legacy, cuda_module, accelerator, amp, loading, distributed, training, spawn)
+_AREAS = (
+    factories, legacy, cuda_module, cuda_extras, accelerator, amp, backends, loading, distributed, parallel,
+    script, training, spawn,
+)  # fmt: skip
 
 _lock = threading.RLock()
 _patches = Patches()
@@ -47,7 +65,7 @@ class cuda_compat:
     def __init__(self, backend: str | None = None, recorder: Recorder | None = None) -> None:
         self._name = backend
         self.recorder = recorder or Recorder()
-        self._uses: list[selection.Use] = []
+        self._uses: list[tuple[selection.Use, Target | None]] = []
 
     def __enter__(self) -> cuda_compat:
         with _lock:
@@ -60,9 +78,10 @@ class cuda_compat:
                 )
             use = selection.use(chosen.spec.name)
             if chosen.spec.device_type == SOURCE:
-                self._uses.append(use)
+                self._uses.append((use, None))
                 return self
-            _targets.append(Target(chosen, self.recorder))
+            target = Target(chosen, self.recorder)
+            _targets.append(target)
             if len(_targets) == 1:
                 try:
                     for area in _AREAS:
@@ -72,24 +91,21 @@ class cuda_compat:
                     _targets.pop()
                     use.__exit__(None, None, None)
                     raise
-            self._uses.append(use)
+            self._uses.append((use, target))
         return self
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that programs run on; inside the block only."""
+        return self._uses[-1][0].backend
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with _lock:
-            use = self._uses.pop()
-            if use.backend.spec.device_type != SOURCE:
-                _targets.pop()
+            use, target = self._uses.pop()
+            if target is not None:
+                _targets.remove(target)  # not always the last one: blocks of several threads need not nest
                 if not _targets:
+                    originals = _patches.originals()
                     _patches.undo()
-                    _forget()
+                    caches.restore(originals)
             use.__exit__(kind, error, trace)
-
-
-def _forget() -> None:
-    """Drop what Dynamo remembered of the wrappers (torch/_dynamo/trace_rules.py keeps maps by object)."""
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    for name in ("get_torch_obj_rule_map", "get_tensor_method"):
-        clear = getattr(getattr(rules, name, None), "cache_clear", None)
-        if clear is not None:
-            clear()

@@ -43,12 +43,14 @@ def functions() -> tuple[tuple[Any, str], ...]:
 @cache
 def methods() -> tuple[str, ...]:
     """The Tensor methods with a device argument by keyword."""
-    special = {"to", "cuda", "pin_memory", "is_pinned"}
-    return tuple(name for name in dir(torch.Tensor) if name.startswith("new_") and name not in special)
+    return ("new", *(name for name in dir(torch.Tensor) if name.startswith("new_")))
 
 
 def install(patches: Patches, target: Callable[[], Target]) -> None:
     """Replace the functions and methods."""
+    # The set of constructors that `with torch.device(...)` redirects is made once from the attributes of torch. It must hold
+    # the originals, which is what the wrappers call in the end.
+    default_device._device_constructors()
     for owner, name in functions():
         _function(patches, target, owner, name)
     for name in methods():
@@ -66,6 +68,8 @@ def _function(patches: Patches, target: Callable[[], Target], owner: Any, name: 
         device = kwargs.get("device")
         if device is not None:
             kwargs["device"] = target().device(device, construct)
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = target().pin(f"{construct}(pin_memory=True)")
         return original(*args, **kwargs)
 
     def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
@@ -95,6 +99,7 @@ def _teach_script(patches: Patches, original: Any, replacement: Any) -> None:
 def _tensor(patches: Patches, target: Callable[[], Target]) -> None:
     tensor = torch.Tensor
     to, pin_memory, is_pinned, as_type = tensor.to, tensor.pin_memory, tensor.is_pinned, tensor.type
+    record_stream = tensor.record_stream
 
     def new_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if args and isinstance(args[0], (str, torch.device, int)) and not isinstance(args[0], bool):
@@ -110,11 +115,7 @@ def _tensor(patches: Patches, target: Callable[[], Target]) -> None:
         return to(self, where, non_blocking=non_blocking, memory_format=memory_format)
 
     def new_pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-        here = target()
-        if here.backend.spec.pin_memory.value:
-            return pin_memory(self)
-        here.note("changed", "Tensor.pin_memory", f"left out: {here.backend.spec.pin_memory.reason}")
-        return self
+        return pin_memory(self) if target().pin("Tensor.pin_memory") else self
 
     def new_is_pinned(self: torch.Tensor, device: Any = None) -> bool:
         return is_pinned(self) if target().backend.spec.pin_memory.value else False
@@ -131,12 +132,17 @@ def _tensor(patches: Patches, target: Callable[[], Target]) -> None:
             return as_type(self, dtype, non_blocking, **kwargs) if dtype is not None else as_type(self)
         return to(self, target().device("cuda", "Tensor.type"), dtype=found, non_blocking=non_blocking)
 
+    def new_record_stream(self: torch.Tensor, s: Any) -> None:
+        if not target().is_cpu:  # where memory may be reused as soon as it is freed, since nothing is queued
+            record_stream(self, s)
+
     for name, wrapper in (
         ("to", new_to),
         ("cuda", new_cuda),
         ("pin_memory", new_pin_memory),
         ("is_pinned", new_is_pinned),
         ("type", new_type),
+        ("record_stream", new_record_stream),
     ):
         patches.set(tensor, name, like(getattr(tensor, name), wrapper, "torch", f"Tensor.{name}"))
     # AOTAutograd runs a graph's method calls on this subclass, which has a `cuda` of its own that asks torch.cuda.
@@ -172,9 +178,6 @@ def _modules(patches: Patches, target: Callable[[], Target]) -> None:
 
 def _default_device(patches: Patches, target: Callable[[], Target]) -> None:
     """``with torch.device("cuda"):`` and torch.set_default_device both make a DeviceContext."""
-    # Its set of constructors is made once from the attributes of torch; it must hold the originals, which is what the
-    # wrappers call in the end.
-    default_device._device_constructors()
     init = default_device.DeviceContext.__init__
 
     def new_init(self: Any, device: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints and generators: torch.load, torch.jit.load, torch.Generator."""
+"""Checkpoints and generators: torch.load, torch.Generator, torch.random.fork_rng."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from typing import Any
 import torch
 from torch import serialization
 
-from portable.compat.patching import Patches
+from portable.compat.patching import Patches, stand_in
 from portable.compat.target import SOURCE, Target
 
 
 def install(patches: Patches, target: Callable[[], Target]) -> None:
     """Replace where a storage goes, and the generator's constructor."""
     _restore_location(patches, target)
-    jit_load = torch.jit.load
-
-    @functools.wraps(jit_load)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return jit_load(f, target().device(map_location, "torch.jit.load"), *args, **kwargs)
-
-    patches.set(torch.jit, "load", load)
     _fork_rng(patches, target)
     _generator(patches, target)
 
@@ -61,13 +54,9 @@ def _fork_rng(patches: Patches, target: Callable[[], Target]) -> None:
 def _generator(patches: Patches, target: Callable[[], Target]) -> None:
     original: Any = torch.Generator
 
-    class Kind(type(original)):  # type: ignore[misc]
-        """Generators made before, and by PyTorch itself, are instances too."""
+    def make(device: Any = "cpu") -> Any:
+        return original(device=target().device(device, "torch.Generator"))
 
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original)
-
-        def __call__(cls, device: Any = "cpu") -> Any:
-            return original(device=target().device(device, "torch.Generator"))
-
-    patches.set(torch, "Generator", Kind("Generator", (original,), {"__module__": "torch", "__doc__": original.__doc__}))
+    made = stand_in(original, make)
+    made.__module__ = "torch"  # where pickle finds it
+    patches.set(torch, "Generator", made)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from portable.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from portable.compat.target import Target
 
 _ABSENT = object()
 
@@ -32,6 +37,10 @@ class Patches:
     def owners(self) -> list[tuple[Any, str]]:
         """What is replaced now."""
         return [(owner, name) for owner, name, _ in self._done]
+
+    def originals(self) -> dict[int, Any]:
+        """The id of each replacement to what it stands for; for attributes that were the owner's own."""
+        return {id(vars(owner)[name]): before for owner, name, before in self._done if before is not _ABSENT}
 
     def undo(self) -> None:
         """Put everything back."""
@@ -60,6 +69,48 @@ def truthful_to_torch(original: Any, answer: Any) -> Any:
         return answer(*args, **kwargs)
 
     return asked
+
+
+def refuse(construct: str, target: Callable[[], Target]) -> Any:
+    """A function that raises: what it stands for reaches into CUDA itself."""
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        here = target()
+        here.note("no equivalent", construct, "raised UnsupportedError")
+        raise UnsupportedError(
+            here.backend.spec.name,
+            construct,
+            "it reaches into CUDA itself and has no counterpart",
+            "leave the call out on this backend, or guard it with torch.version.cuda",
+        )
+
+    refused.__name__ = construct.rpartition(".")[2]
+    return refused
+
+
+def stand_in(original: type, make: Callable[..., Any], also: tuple[type, ...] = (), name: str = "") -> type:
+    """A class in the place of another one that cannot be subclassed or changed, to translate its constructor's arguments.
+
+    Args:
+        original: the class; its instances, made before or by PyTorch itself, are instances of the stand-in too.
+        make: what calling the stand-in does. Classes that the program derives from it are built as usual.
+        also: other classes whose instances count.
+        name: the name under which programs know it.
+    """
+
+    class Kind(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (original, *also)) if cls is made else type.__instancecheck__(cls, instance)
+
+        def __subclasscheck__(cls, kind: type) -> bool:
+            return issubclass(kind, (original, *also)) if cls is made else type.__subclasscheck__(cls, kind)
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(*args, **kwargs) if cls is made else type.__call__(cls, *args, **kwargs)
+
+    attributes = {"__module__": original.__module__, "__doc__": original.__doc__}
+    made = Kind(name or original.__name__, (original,), attributes)
+    return made
 
 
 def like(original: Any, wrapper: Any, module: str, name: str) -> Any:

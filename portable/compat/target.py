@@ -61,6 +61,15 @@ class Target:
         self.note("redirected", construct, str(found))
         return found
 
+    def argument(self, device: Any) -> Any:
+        """Translate the device argument of a function of the device API, whose ordinals count the target's devices."""
+        if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+            return self.ordinal(device) if self.is_cpu or self.backend.one_device_per_process else device
+        if self.is_source(device):
+            text = str(device)
+            return self.ordinal(int(text[5:]) if len(text) > 5 else None)
+        return device
+
     def ordinal(self, index: int | None) -> torch.device:
         """The target's device for a CUDA ordinal; None for the current one.
 
@@ -85,6 +94,13 @@ class Target:
         if self.is_cpu:
             return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         return device_count()
+
+    def pin(self, construct: str) -> bool:
+        """Whether host memory is to be pinned where the program asks for it."""
+        choice = self.backend.spec.pin_memory
+        if not choice.value:
+            self.note("changed", construct, f"not pinned: {choice.reason}")
+        return choice.value
 
     def type(self, device_type: Any, construct: str) -> Any:
         """Translate a device *type*: "cuda" as given to torch.autocast, DeviceMesh and others."""

@@ -16,6 +16,9 @@ from portable.compat.patching import Patches
 from portable.compat.target import Target
 from portable.graphs import is_supported as graphs_supported
 
+_COMPILE_ARGUMENTS = frozenset(compiling.Arguments.__annotations__)
+_CUDA_COMPILERS = ("inductor", "cudagraphs", "tensorrt", "torch_tensorrt", "onnxrt")
+
 
 def install(patches: Patches, target: Callable[[], Target]) -> None:
     """Replace constructors and torch.compile."""
@@ -29,14 +32,16 @@ def install(patches: Patches, target: Callable[[], Target]) -> None:
 
 def _data_loader(patches: Patches, target: Callable[[], Target]) -> None:
     init = data.DataLoader.__init__
+    signature = inspect.signature(init)
 
     @functools.wraps(init)
     def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
         here = target()
-        choice = here.backend.spec.pin_memory
-        if kwargs.get("pin_memory") and not choice.value:
-            kwargs["pin_memory"] = False
-            here.note("changed", "DataLoader(pin_memory=True)", f"False: {choice.reason}")
+        if len(args) > 1:  # pin_memory may come by position
+            given = signature.bind(self, *args, **kwargs).arguments
+            self, args, kwargs = given.pop("self"), (), {**given.pop("kwargs", {}), **given}
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = here.pin("DataLoader(pin_memory=True)")
         if here.is_source(kwargs.get("pin_memory_device") or None):
             kwargs["pin_memory_device"] = ""  # PyTorch then takes the accelerator there is
         init(self, *args, **kwargs)
@@ -76,20 +81,24 @@ def _compile(patches: Patches, target: Callable[[], Target]) -> None:
         if model is None:  # used as a decorator with arguments
             return lambda function: compile(function, **kwargs)
         here = target()
-        options = {key: value for key, value in (kwargs.get("options") or {}).items() if not key.startswith("triton.")}
-        if kwargs.get("options") and options != kwargs["options"]:
+        known = {key: kwargs.pop(key) for key in list(kwargs) if key in _COMPILE_ARGUMENTS}
+        options = {key: value for key, value in (known.get("options") or {}).items() if not key.startswith("triton.")}
+        if options != (known.get("options") or {}):
             here.note("changed", "torch.compile(options=)", "options of Triton are left out")
-        kwargs["options"] = options or None
-        if kwargs.get("backend") in ("inductor", "cudagraphs", "onnxrt", "tensorrt"):
-            here.note("changed", f"torch.compile(backend={kwargs.pop('backend')!r})", "the backend's own compiler")
-        choice = compiling.explain_compile(here.backend, **kwargs)
+        known["options"] = options or None
+        asked = known.get("backend")
+        if asked in _CUDA_COMPILERS:
+            del known["backend"]
+        choice = compiling.explain_compile(here.backend, **known)
+        if asked in _CUDA_COMPILERS and asked != choice.backend:
+            here.note("changed", f"torch.compile(backend={asked!r})", choice.backend or "eager mode")
         for key, reason in choice.dropped.items():
             here.note("changed", f"torch.compile({key}=)", f"left out: {reason}")
         if choice.backend is None:
             here.note("changed", "torch.compile", f"eager mode: {choice.reason}")
             return model
-        here.note("redirected", "torch.compile", choice.backend)
-        return original(model, backend=choice.backend, **choice.kwargs)
+        here.note("redirected", "torch.compile", str(choice.backend))
+        return original(model, backend=choice.backend, **choice.kwargs, **kwargs)
 
     patches.set(torch, "compile", compile)
 
