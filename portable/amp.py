@@ -20,7 +20,18 @@ def _settings(backend: str | None) -> tuple[str, str | None]:
     Dynamo cannot trace the choice of a backend or a vendor's device query, so it calls this while it traces. ``backend`` is
     only there for its guard: after `pt.use` of another backend a compiled function is traced anew.
     """
-    return active().spec.device_type, precision_policy().autocast
+    kind, dtype = active().spec.device_type, precision_policy().autocast
+    if dtype is None and not _has_autocast(kind):
+        # torch.autocast refuses such a device even when it is to stay off; switched off for the CPU it does nothing either.
+        return "cpu", None
+    return kind, dtype
+
+
+def _has_autocast(kind: str) -> bool:
+    """Whether torch.autocast takes this device type (torch/amp/autocast_mode.py: what it asks of a PrivateUse1 module)."""
+    if kind != torch._C._get_privateuse1_backend_name():
+        return torch.amp.is_autocast_available(kind)
+    return hasattr(getattr(torch, kind, None), "get_amp_supported_dtype")
 
 
 def autocast(dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None) -> torch.autocast:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,11 +55,20 @@ def profile(
     if getattr(session, "profiler", session) is None:
         print("nothing was recorded: the schedule was still waiting when the block ended; call step() more often", file=out)
     else:
-        if target is not None:
-            _export(session, target)
-            print(f"trace: {target}", file=out)
-        print(_table(session, sort_by, rows), file=out)
+        _report(session, target, sort_by, rows, out)
     print(fallback_section(fallen), file=out)
+
+
+def _report(session: Any, target: Path | None, sort_by: str | None, rows: int, out: TextIO) -> None:
+    averages = hasattr(session, "key_averages")
+    with tempfile.TemporaryDirectory() as scratch:
+        # A profiler without averages of its own still needs a trace, which the table is then made from.
+        written = target or (None if averages else Path(scratch) / "trace.json")
+        if written is not None:
+            _export(session, written)
+        if target is not None:
+            print(f"trace: {target}", file=out)
+        print(_table(session, sort_by, rows) if averages or written is None else table_of_trace(written, rows), file=out)
 
 
 def _writable(trace: str | os.PathLike[str]) -> Path:
@@ -76,6 +87,11 @@ def _export(session: Any, target: Path) -> None:
     partial = target.with_name(f".{os.getpid()}.{target.name}")
     try:
         session.export_chrome_trace(str(partial))
+        if not partial.exists():
+            raise ConfigurationError(
+                f"a trace was to be written to {target}, but the vendor's profiler wrote none (it has printed why). "
+                "Profile at least one operator on the device, or pass trace=None."
+            )
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
@@ -87,6 +103,26 @@ def _table(session: Any, sort_by: str | None, rows: int) -> str:
         on_device = any(getattr(event, "self_device_time_total", 0) for event in averages)
         sort_by = "self_device_time_total" if on_device else "self_cpu_time_total"
     return averages.table(sort_by=sort_by, row_limit=rows)
+
+
+def table_of_trace(trace: Path, rows: int) -> str:
+    """The operators of a Chrome trace that took longest, for profilers that have no ``key_averages``.
+
+    Args:
+        trace: a file in the Trace Event Format; complete events ("ph": "X") carry their duration in microseconds.
+        rows: how many names to list.
+    """
+    content = json.loads(trace.read_text(encoding="utf-8"))
+    events = content["traceEvents"] if isinstance(content, dict) else content
+    total: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for event in events:
+        if event.get("ph") == "X":
+            total[event["name"]] += event.get("dur", 0)
+            calls[event["name"]] += 1
+    lines = [f"{'total ms':>12}  {'calls':>8}  name (an event inside another counts in both)"]
+    lines += [f"{microseconds / 1e3:>12.3f}  {calls[name]:>8}  {name}" for name, microseconds in total.most_common(rows)]
+    return "\n".join(lines)
 
 
 def fallback_section(fallen: Counter[str]) -> str:

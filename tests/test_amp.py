@@ -259,3 +259,18 @@ def test_decorating_does_not_choose_a_backend(plugged):
 
     assert selection._active is None
     assert (forward.__name__, forward.__doc__) == ("forward", "Doc.")
+
+
+def test_a_device_without_autocast_gets_a_context_that_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch refuses torch.autocast on such a device even with enabled=False."""
+    from types import SimpleNamespace
+
+    from portable import amp
+
+    monkeypatch.setattr(amp, "active", lambda: SimpleNamespace(spec=SimpleNamespace(device_type="privateuseone")))
+    monkeypatch.setattr(amp, "precision_policy", lambda: SimpleNamespace(autocast=None))
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.autocast("privateuseone", dtype=torch.bfloat16, enabled=False)
+    with pt.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+        assert not torch.is_autocast_enabled("cpu")

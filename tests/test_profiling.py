@@ -170,3 +170,44 @@ def test_other_warnings_keep_the_users_filters(plugged, out):
                 warnings.warn("fatal", stacklevel=1)
     mine = [str(entry.message) for entry in shown if entry.filename == __file__]
     assert mine == ["seen"]
+
+
+class VendorProfiler:
+    """A profiler in the manner of torch_npu.profiler.profile: it exports a trace and has no key_averages."""
+
+    def __init__(self, events: list[dict[str, object]] | None) -> None:
+        self.events = events
+
+    def __enter__(self) -> VendorProfiler:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def export_chrome_trace(self, path: str) -> None:
+        if self.events is not None:
+            Path(path).write_text(json.dumps(self.events))
+
+
+def test_a_profiler_without_averages_gets_its_table_from_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[dict[str, object]] = [
+        {"ph": "X", "name": "MatMul", "ts": 0, "dur": 1500},
+        {"ph": "X", "name": "Add", "ts": 1, "dur": 250},
+        {"ph": "X", "name": "MatMul", "ts": 9, "dur": 500},
+        {"ph": "M", "name": "process_name"},
+    ]
+    for trace in (tmp_path / "trace.json", None):
+        monkeypatch.setattr(pt.active(), "profiler", lambda **kwargs: VendorProfiler(events), raising=False)
+        out = io.StringIO()
+        with pt.profile(trace, file=out):
+            pass
+        rows = [line.split() for line in out.getvalue().splitlines() if line.split()[-1:] in (["MatMul"], ["Add"])]
+        assert rows == [["2.000", "2", "MatMul"], ["0.250", "1", "Add"]]
+
+
+def test_a_vendor_profiler_that_writes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trace.json").write_text("an earlier trace")
+    monkeypatch.setattr(pt.active(), "profiler", lambda **kwargs: VendorProfiler(None), raising=False)
+    with pytest.raises(pt.ConfigurationError, match="wrote none"), pt.profile(tmp_path / "trace.json", file=io.StringIO()):
+        pass
+    assert (tmp_path / "trace.json").read_text() == "an earlier trace"

@@ -72,7 +72,8 @@ class AscendBackend(Backend):
         import torch_npu
 
         activity = torch_npu.profiler.ProfilerActivity
-        return torch_npu.profiler.profile(activities=[activity.CPU, activity.NPU], **kwargs)
+        kwargs.setdefault("activities", [activity.CPU, activity.NPU])
+        return torch_npu.profiler.profile(**kwargs)
 
 
 def _with_error(error: str) -> Found:

@@ -135,8 +135,8 @@ SPEC = BackendSpec(
     ),
     install=(
         "a Trn2 or Trn3 instance, AWS's kernel driver (aws-neuronx-dkms) and runtime, then torch-neuronx >= 2.13 with the "
-        "torch of its series, from AWS's own package index (AWS's page 'Install PyTorch Neuron' names it), in an environment of its "
-        "own. PyPI has only a placeholder (1.0) under that name, and versions before 2.10 are the PyTorch/XLA package"
+        "torch of its series, from AWS's own package index (its page 'Install PyTorch Neuron' names it), in an environment of "
+        "its own. PyPI has only a placeholder (1.0) under that name, and versions before 2.10 are the PyTorch/XLA package"
     ),
     rng="Philox of 16 bytes; torch.manual_seed seeds it. In the pre-release torch.randn on the device drew from the CPU (drop)",
     environment={
