@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from types import TracebackType
 
@@ -36,6 +37,16 @@ _AREAS = (
 _lock = threading.RLock()
 _patches = Patches()
 _targets: list[Target] = []
+
+
+def _after_fork() -> None:
+    """A thread that another process has may have held the lock when this one was forked."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def current() -> Target:
@@ -98,6 +109,11 @@ class cuda_compat:
     def backend(self) -> Backend:
         """The backend that programs run on; inside the block only."""
         return self._uses[-1][0].backend
+
+    @property
+    def replaces(self) -> bool:
+        """Whether anything is replaced; inside the block only. On CUDA nothing is."""
+        return self._uses[-1][1] is not None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with _lock:

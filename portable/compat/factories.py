@@ -10,8 +10,9 @@ import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _device as default_device
 
-from portable.compat.patching import Patches, like
-from portable.compat.target import Target
+from portable.compat import subclasses
+from portable.compat.patching import Patches, like, truthful_to_torch
+from portable.compat.target import SOURCE, Target
 
 # Functions with a device argument whose schema does not show it, or that live in a submodule.
 _BY_HAND: tuple[tuple[Any, str], ...] = (
@@ -51,6 +52,8 @@ def install(patches: Patches, target: Callable[[], Target]) -> None:
     # The set of constructors that `with torch.device(...)` redirects is made once from the attributes of torch. It must hold
     # the originals, which is what the wrappers call in the end.
     default_device._device_constructors()
+    subclasses.begin()
+    patches.later(subclasses.end)
     for owner, name in functions():
         _function(patches, target, owner, name)
     for name in methods():
@@ -64,19 +67,33 @@ def _function(patches: Patches, target: Callable[[], Target], owner: Any, name: 
     original = getattr(owner, name)
     construct = f"{owner.__name__}.{name}"
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def translate(kwargs: dict[str, Any]) -> dict[str, Any]:
         device = kwargs.get("device")
         if device is not None:
             kwargs["device"] = target().device(device, construct)
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = target().pin(f"{construct}(pin_memory=True)")
-        return original(*args, **kwargs)
+        return kwargs
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **translate(kwargs))
 
     def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
         return original(data, dtype=dtype, device=target().device(device, construct))
 
-    # torch.as_tensor(data, dtype, device) is the one function that takes its device by position.
-    chosen = as_tensor if name == "as_tensor" else wrapper
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return subclasses.call_method(original, self, *args, **translate(kwargs))
+
+    def of_tensor(*args: Any, **kwargs: Any) -> Any:
+        return subclasses.call_function(original, replacement, *args, **translate(kwargs))
+
+    if owner is torch.Tensor:
+        chosen: Any = method
+    elif name.endswith("_like"):
+        chosen = of_tensor
+    else:
+        # torch.as_tensor(data, dtype, device) is the one function that takes its device by position.
+        chosen = as_tensor if name == "as_tensor" else function
     replacement = like(original, chosen, owner.__name__ if owner is not torch.Tensor else "torch", name)
     patches.set(owner, name, replacement)
     _teach_script(patches, original, replacement)
@@ -106,13 +123,15 @@ def _tensor(patches: Patches, target: Callable[[], Target]) -> None:
             args = (target().device(args[0], "Tensor.to"), *args[1:])
         elif kwargs.get("device") is not None:
             kwargs["device"] = target().device(kwargs["device"], "Tensor.to")
-        return to(self, *args, **kwargs)
+        if type(self) is torch.Tensor:
+            return to(self, *args, **kwargs)
+        return subclasses.call_method(to, self, *args, **kwargs)
 
     def new_cuda(
         self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
     ) -> torch.Tensor:
         where = target().device("cuda" if device is None else device, "Tensor.cuda")
-        return to(self, where, non_blocking=non_blocking, memory_format=memory_format)
+        return subclasses.call_method(to, self, where, non_blocking=non_blocking, memory_format=memory_format)
 
     def new_pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
         return pin_memory(self) if target().pin("Tensor.pin_memory") else self
@@ -120,16 +139,16 @@ def _tensor(patches: Patches, target: Callable[[], Target]) -> None:
     def new_is_pinned(self: torch.Tensor, device: Any = None) -> bool:
         return is_pinned(self) if target().backend.spec.pin_memory.value else False
 
-    def is_cuda(self: torch.Tensor) -> bool:
-        here = target()
-        return not here.is_cpu and self.device.type == here.kind
-
     def new_type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         from portable.compat.legacy import legacy_dtype
 
+        if dtype is None:
+            name = as_type(self)
+            # The FloatTensor of the target is what the program knows as torch.cuda.FloatTensor.
+            return name if target().is_cpu else name.replace(f"torch.{target().kind}.", f"torch.{SOURCE}.")
         found = legacy_dtype(dtype)
         if found is None:
-            return as_type(self, dtype, non_blocking, **kwargs) if dtype is not None else as_type(self)
+            return as_type(self, dtype, non_blocking, **kwargs)
         return to(self, target().device("cuda", "Tensor.type"), dtype=found, non_blocking=non_blocking)
 
     def new_record_stream(self: torch.Tensor, s: Any) -> None:
@@ -147,8 +166,12 @@ def _tensor(patches: Patches, target: Callable[[], Target]) -> None:
         patches.set(tensor, name, like(getattr(tensor, name), wrapper, "torch", f"Tensor.{name}"))
     # AOTAutograd runs a graph's method calls on this subclass, which has a `cuda` of its own that asks torch.cuda.
     patches.set(FunctionalTensor, "cuda", new_cuda)
-    # `Tensor.is_cuda` is inherited from the C base class; a property on Tensor itself hides it.
-    patches.set(tensor, "is_cuda", property(is_cuda))
+    if not target().is_cpu:
+        # It is inherited from the C base class; a property on Tensor itself hides it. PyTorch's own code, which would go on
+        # to call CUDA's libraries, gets the truth.
+        fact = torch._C.TensorBase.is_cuda.__get__  # type: ignore[attr-defined]
+        kind = target().kind
+        patches.set(tensor, "is_cuda", property(truthful_to_torch(fact, lambda self: self.device.type == kind)))
 
     for storage in (torch.UntypedStorage, torch.TypedStorage):
         patches.set(storage, "cuda", _storage_cuda(target))

@@ -7,7 +7,9 @@ import os
 import sys
 import sysconfig
 import threading
-from dataclasses import asdict, dataclass
+import weakref
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,12 +49,36 @@ class Entry:
     where: str
 
 
+_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A thread that another process has may have held a lock when this one was forked."""
+    for recorder in list(_recorders):
+        recorder._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Recorder:
-    """Counts constructs; cheap enough for a training loop, and thread-safe."""
+    """Counts constructs; cheap enough for a training loop, and thread-safe.
+
+    Attributes:
+        folder: where child processes put their records; None if they are not collected.
+        children: number of child processes whose records are included.
+        process: the process that the counts are of.
+    """
+
+    folder: Path | None = None
+    children = 0
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str, str], Entry] = {}
         self._lock = threading.Lock()
+        self.process = os.getpid()
+        _recorders.add(self)
 
     def note(self, kind: Kind, construct: str, detail: str) -> None:
         """Count one use."""
@@ -64,6 +90,18 @@ class Recorder:
             else:
                 entry.count += 1
 
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Add the counts of another record."""
+        with self._lock:
+            for entry in entries:
+                mine = self._entries.setdefault((entry.kind, entry.construct, entry.detail), replace(entry, count=0))
+                mine.count += entry.count
+
+    def clear(self) -> None:
+        """Start from nothing."""
+        with self._lock:
+            self._entries.clear()
+
     def entries(self) -> list[Entry]:
         """All constructs: by kind, then the most frequent first."""
         order = {"no equivalent": 0, "changed": 1, "redirected": 2}
@@ -72,7 +110,8 @@ class Recorder:
 
     def as_dict(self, backend: str) -> dict[str, Any]:
         """The same as plain containers, for JSON."""
-        return {"schema": 1, "backend": backend, "entries": [asdict(entry) for entry in self.entries()]}
+        entries = [asdict(entry) for entry in self.entries()]
+        return {"schema": 1, "backend": backend, "child_processes": self.children, "entries": entries}
 
     def write(self, path: Path, backend: str) -> None:
         """Write JSON; the file appears whole or not at all."""
@@ -81,8 +120,13 @@ class Recorder:
         partial.write_text(json.dumps(self.as_dict(backend), indent=2), encoding="utf-8")
         partial.replace(path)
 
-    def show(self, backend: str) -> None:
-        """Print a table on standard error."""
+    def show(self, backend: str, replaced: bool = True) -> None:
+        """Print a table on standard error.
+
+        Args:
+            backend: where the program ran.
+            replaced: False if that was CUDA itself.
+        """
         from rich.console import Console
         from rich.markup import escape
         from rich.table import Table
@@ -91,10 +135,14 @@ class Recorder:
         if not console.is_terminal:
             console.width = 140  # a log file has room; folded paths would be hard to search for
         entries = self.entries()
+        if not replaced:
+            console.print(f"portable run: the program ran on the {backend} backend as it is; nothing was replaced")
+            return
         if not entries:
             console.print(f"portable run: nothing in this program was bound to CUDA ({backend} backend)")
             return
-        table = Table(title=f"portable run: CUDA on the {backend} backend", title_justify="left", show_edge=False)
+        children = f", {self.children} child process{'es' if self.children > 1 else ''} included" if self.children else ""
+        table = Table(title=f"portable run: CUDA on the {backend} backend{children}", title_justify="left", show_edge=False)
         table.add_column("", no_wrap=True)
         table.add_column("construct", overflow="fold", ratio=3)
         table.add_column("became", overflow="fold", ratio=4)

@@ -28,7 +28,8 @@ def install(patches: Patches, target: Callable[[], Target]) -> None:
     patches.set(_recursive, "concrete_type_store", _recursive.ConcreteTypeStore())
     for cache in ("_jit_caching_layer", "_jit_function_overload_caching"):
         patches.set(torch.jit._state, cache, WeakKeyDictionary())
-    functions: Callable[[], list[Any]] = torch.jit._state._python_cu.get_functions
+    unit: Any = torch.jit._state._python_cu
+    functions = unit.get_functions
     known = len(functions())
 
     script = torch.jit.script

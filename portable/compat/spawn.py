@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from multiprocessing import spawn
+from pathlib import Path
 from typing import Any
 
+from portable.compat import children
 from portable.compat.patching import Patches
 from portable.compat.target import Target
 
@@ -20,21 +22,25 @@ _KEY = "portable_cuda_compat"
 class Enter:
     """Unpickles by entering the mode, for the life of the process."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, folder: Path | None) -> None:
         self.backend = backend
+        self.folder = folder
 
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return enter, (self.backend,)
+    def __reduce__(self) -> tuple[Any, tuple[str, Path | None]]:
+        return enter, (self.backend, self.folder)
 
 
-def enter(backend: str) -> None:
-    """Enter the mode and stay in it; children print no report."""
+def enter(backend: str, folder: Path | None = None) -> None:
+    """Enter the mode and stay in it; the record goes to the parent, which prints the report."""
     from portable._loading import ensure_torch
 
     ensure_torch()
     from portable.compat.engine import cuda_compat
 
-    cuda_compat(backend).__enter__()
+    mode = cuda_compat(backend)
+    mode.__enter__()
+    if folder is not None:
+        children.contribute(mode.recorder, folder)
 
 
 def install(patches: Patches, target: Callable[[], Target]) -> None:
@@ -44,7 +50,8 @@ def install(patches: Patches, target: Callable[[], Target]) -> None:
     @functools.wraps(original)
     def get_preparation_data(name: str) -> dict[str, Any]:
         data = original(name)
-        data[_KEY] = Enter(target().backend.spec.name)
+        here = target()
+        data[_KEY] = Enter(here.backend.spec.name, here.recorder.folder)
         return data
 
     patches.set(spawn, "get_preparation_data", get_preparation_data)
