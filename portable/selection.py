@@ -24,6 +24,8 @@ _calls: dict[str, Any] = {}
 active_name: str | None = None
 """Name of the backend in use, None before the choice. A plain string, on which compiled functions can be guarded."""
 _availability: dict[str, Availability] = {}
+remembered: dict[Any, int] = {}
+"""Checked device arguments of the backend in use and their ordinals; a new dict with every choice (see portable.devices)."""
 
 
 def find(name: str, asked_by: str = "") -> Backend:
@@ -143,8 +145,9 @@ def call(name: str) -> Any:
 
 
 def _activate(backend: Backend | None) -> None:
-    global _active, _calls, active_name
+    global _active, _calls, active_name, remembered
     with _lock:
+        remembered = {}
         if backend is None:
             _active, _calls, active_name = None, {}, None
             return

@@ -297,3 +297,14 @@ def test_set_device_on_an_accelerator(plugged):
         with pytest.raises(error):
             pt.set_device(wrong)
     assert fake.current == 1
+
+
+def test_a_device_that_was_checked_for_one_backend_is_checked_again_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from portable import devices, selection
+
+    with pt.use("cpu"):
+        assert devices.ordinal(torch.device("cpu")) == 0
+        monkeypatch.setattr(selection, "remembered", {**selection.remembered, torch.device("cuda", 3): 3})
+        assert devices.ordinal(torch.device("cuda", 3)) == 3, "the memory is what answers"
+        with pt.use("cpu"), pytest.raises(pt.ConfigurationError):
+            devices.ordinal(torch.device("cuda", 3))
