@@ -1,13 +1,19 @@
 """What PyTorch remembers of the functions it finds under its own names.
 
-These are tables that it makes once, when they are first needed. One made while the mode is on holds the replacements, and would
-go on doing so afterwards; tests/test_cuda_compat_restore.py searches PyTorch for any that are missing here.
+These are tables that it makes once, when they are first needed. One made while the mode is on would hold the replacements, and
+go on doing so afterwards. They are therefore made before anything is replaced: Dynamo then traces through the replacements down
+to the originals, which it knows. tests/test_cuda_compat_restore.py searches PyTorch for tables that are missing here.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from portable.compat.patching import Patches
+from portable.compat.target import Target
 
 # Module and dotted name of functions with a cache that is simply made anew.
 _CACHED = (
@@ -29,23 +35,40 @@ _TUPLES = (
 )
 
 
-def clear() -> None:
-    """Empty the caches of modules that are loaded."""
+def prime() -> None:
+    """Make the tables, from the originals. Dynamo is loaded for it, as the first optimizer of a program does anyway."""
+    importlib.import_module("torch._dynamo")
+    for function in _cached():
+        function()
+
+
+def _cached() -> Iterator[Any]:
     for module, name in _CACHED:
         found: Any = sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
         if hasattr(found, "cache_clear"):
-            found.cache_clear()
+            yield found
+
+
+def install(patches: Patches, target: Callable[[], Target]) -> None:
+    """Keep replacements out of tables that modules make when they are imported."""
+    for module, *_ in _TUPLES:
+        patches.when_imported(module, lambda: _replace(patches.originals()))
 
 
 def restore(originals: dict[int, Any]) -> None:
-    """Put the originals into tables that hold replacements.
+    """At the end: drop tables that were made meanwhile (torch._dynamo.reset() clears some).
 
     Args:
         originals: id of each replacement to what it stood for.
     """
-    clear()
+    for function in _cached():
+        function.cache_clear()
+    _replace(originals)
+
+
+def _replace(originals: dict[int, Any]) -> None:
     for module, name, attribute in _TUPLES:
         owner = getattr(sys.modules.get(module), name, None)
         held = getattr(owner, attribute, None)

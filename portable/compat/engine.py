@@ -31,7 +31,7 @@ from portable.errors import ConfigurationError
 
 _AREAS = (
     factories, legacy, cuda_module, cuda_extras, accelerator, amp, backends, loading, distributed, parallel,
-    script, training, spawn,
+    script, training, spawn, caches,
 )  # fmt: skip
 
 _lock = threading.RLock()
@@ -95,6 +95,7 @@ class cuda_compat:
             _targets.append(target)
             if len(_targets) == 1:
                 try:
+                    caches.prime()
                     for area in _AREAS:
                         area.install(_patches, current)
                 except BaseException:

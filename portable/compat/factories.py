@@ -17,6 +17,7 @@ from portable.compat.target import SOURCE, Target
 # Functions with a device argument whose schema does not show it, or that live in a submodule.
 _BY_HAND: tuple[tuple[Any, str], ...] = (
     (torch, "asarray"),
+    (torch, "from_dlpack"),
     (torch.fft, "fftfreq"),
     (torch.fft, "rfftfreq"),
     (torch.nested, "nested_tensor"),
@@ -78,9 +79,6 @@ def _function(patches: Patches, target: Callable[[], Target], owner: Any, name: 
     def function(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **translate(kwargs))
 
-    def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
-        return original(data, dtype=dtype, device=target().device(device, construct))
-
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return subclasses.call_method(original, self, *args, **translate(kwargs))
 
@@ -92,8 +90,7 @@ def _function(patches: Patches, target: Callable[[], Target], owner: Any, name: 
     elif name.endswith("_like"):
         chosen = of_tensor
     else:
-        # torch.as_tensor(data, dtype, device) is the one function that takes its device by position.
-        chosen = as_tensor if name == "as_tensor" else function
+        chosen = function
     replacement = like(original, chosen, owner.__name__ if owner is not torch.Tensor else "torch", name)
     patches.set(owner, name, replacement)
     _teach_script(patches, original, replacement)

@@ -14,13 +14,15 @@ from torch.utils._pytree import tree_map
 from portable.compat.patching import Patches
 from portable.compat.target import SOURCE, Target
 
+_FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"  # takes a second to import, and most programs do not
+
 
 def install(patches: Patches, target: Callable[[], Target]) -> None:
     """Replace the constructors, and run DataParallel on one device."""
     _data_parallel(patches, target)
     if torch.distributed.is_available():
         _ddp(patches, target)
-        _fsdp(patches, target)
+        patches.when_imported(_FSDP, lambda: _fsdp(patches, target))
 
 
 def _ddp(patches: Patches, target: Callable[[], Target]) -> None:
@@ -43,9 +45,8 @@ def _ddp(patches: Patches, target: Callable[[], Target]) -> None:
 
 
 def _fsdp(patches: Patches, target: Callable[[], Target]) -> None:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    init = FullyShardedDataParallel.__init__
+    wrapper = sys.modules[_FSDP].FullyShardedDataParallel
+    init = wrapper.__init__
 
     @functools.wraps(init)
     def fsdp_init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -53,7 +54,7 @@ def _fsdp(patches: Patches, target: Callable[[], Target]) -> None:
             kwargs["device_id"] = target().device(kwargs["device_id"], "FullyShardedDataParallel(device_id=)")
         init(self, *args, **kwargs)
 
-    patches.set(FullyShardedDataParallel, "__init__", fsdp_init)
+    patches.set(wrapper, "__init__", fsdp_init)
 
 
 def _data_parallel(patches: Patches, target: Callable[[], Target]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from portable.compat.imports import Imports
 from portable.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Patches:
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any]] = []
         self._undo: list[Callable[[], None]] = []
+        self._imports = Imports()
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name``; attributes that the owner only inherited are deleted again by `undo`."""
@@ -34,6 +36,10 @@ class Patches:
         """Do something more at the end."""
         self._undo.append(action)
 
+    def when_imported(self, module: str, action: Callable[[], None]) -> None:
+        """Do something when a module of PyTorch has been imported, which may be now."""
+        self._imports.when_imported(module, action)
+
     def owners(self) -> list[tuple[Any, str]]:
         """What is replaced now."""
         return [(owner, name) for owner, name, _ in self._done]
@@ -44,6 +50,7 @@ class Patches:
 
     def undo(self) -> None:
         """Put everything back."""
+        self._imports.forget()
         while self._done:
             owner, name, before = self._done.pop()
             if before is _ABSENT:
