@@ -34,6 +34,9 @@ _TUPLES = (
     ("torch._functorch._aot_autograd.autograd_cache", "FxGraphHashDetails", "LIKE_FACTORY_TARGETS"),
 )
 
+# Module and name of tables keyed by functions, made when the module is imported.
+_TABLES = (("torch._inductor.lowering", "lowerings"),)
+
 
 def prime() -> None:
     """Make the tables, from the originals. Dynamo is loaded for it, as the first optimizer of a program does anyway."""
@@ -53,7 +56,7 @@ def _cached() -> Iterator[Any]:
 
 def install(patches: Patches, target: Callable[[], Target]) -> None:
     """Keep replacements out of tables that modules make when they are imported."""
-    for module, *_ in _TUPLES:
+    for module, *_ in (*_TUPLES, *_TABLES):
         patches.when_imported(module, lambda: _replace(patches.originals()))
 
 
@@ -74,3 +77,7 @@ def _replace(originals: dict[int, Any]) -> None:
         held = getattr(owner, attribute, None)
         if isinstance(held, tuple) and any(id(item) in originals for item in held):
             setattr(owner, attribute, tuple(originals.get(id(item), item) for item in held))
+    for module, name in _TABLES:
+        table = getattr(sys.modules.get(module), name, {})
+        for key in [key for key in table if id(key) in originals]:
+            table[originals[id(key)]] = table.pop(key)

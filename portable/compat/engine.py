@@ -26,7 +26,7 @@ from portable.compat import (
 )
 from portable.compat.patching import Patches
 from portable.compat.report import Recorder
-from portable.compat.target import SOURCE, Target
+from portable.compat.target import SOURCE, Off, Target
 from portable.errors import ConfigurationError
 
 _AREAS = (
@@ -37,6 +37,7 @@ _AREAS = (
 _lock = threading.RLock()
 _patches = Patches()
 _targets: list[Target] = []
+_OFF = Off()
 
 
 def _after_fork() -> None:
@@ -50,8 +51,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def current() -> Target:
-    """The target in force."""
-    return _targets[-1]
+    """The target in force; one that changes nothing if there is none."""
+    try:
+        return _targets[-1]
+    except IndexError:
+        return _OFF
 
 
 class cuda_compat:

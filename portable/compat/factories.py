@@ -134,7 +134,7 @@ def _tensor(patches: Patches, target: Callable[[], Target]) -> None:
         return pin_memory(self) if target().pin("Tensor.pin_memory") else self
 
     def new_is_pinned(self: torch.Tensor, device: Any = None) -> bool:
-        return is_pinned(self) if target().backend.spec.pin_memory.value else False
+        return target().pins and is_pinned(self)
 
     def new_type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         from portable.compat.legacy import legacy_dtype

@@ -21,6 +21,8 @@ class Target:
         backend: the backend.
         kind: its PyTorch device type.
         recorder: what was redirected.
+        is_cpu: whether that is the CPU.
+        pins: whether host memory is pinned for it.
     """
 
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
@@ -28,6 +30,7 @@ class Target:
         self.kind = backend.spec.device_type
         self.recorder = recorder
         self.is_cpu = self.kind == "cpu"
+        self.pins = backend.spec.pin_memory.value
 
     def note(self, kind: Kind, construct: str, detail: str) -> None:
         """Record one use; nothing while Dynamo traces, which must see plain Python only."""
@@ -108,3 +111,31 @@ class Target:
             self.note("redirected", construct, self.kind)
             return self.kind
         return device_type
+
+
+class Off(Target):
+    """No target: what a replacement meets that somebody kept beyond the end of the mode. It changes nothing."""
+
+    def __init__(self) -> None:
+        self.kind = SOURCE
+        self.is_cpu = False
+        self.pins = True
+
+    def note(self, kind: Kind, construct: str, detail: str) -> None:
+        """Nothing is recorded."""
+
+    def is_source(self, device: Any) -> bool:
+        """No device is translated."""
+        return False
+
+    def device(self, device: Any, construct: str) -> Any:
+        """Every device stays."""
+        return device
+
+    def argument(self, device: Any) -> Any:
+        """Every device stays."""
+        return device
+
+    def pin(self, construct: str) -> bool:
+        """Memory is pinned as the program asks."""
+        return True
