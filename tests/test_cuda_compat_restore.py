@@ -252,3 +252,33 @@ def test_a_tensor_subclass_imported_inside_recognises_them_too(tmp_path: Any, mo
         assert type(tensor.to("cuda")) is Inside
         assert type(torch.zeros_like(tensor, device="cuda")) is Inside
         assert type(tensor.new_zeros(2, device="cuda")) is torch.Tensor
+
+
+EARLY = """
+import torch
+from torch import zeros
+import portable as pt
+
+with pt.cuda_compat("cpu"):
+    (lambda: torch.cuda._lazy_init())()  # by hand: nothing to do
+    try:
+        zeros(1, device="cuda")
+    except pt.UnsupportedError as error:
+        print(error)
+try:
+    torch.zeros(1, device="cuda")
+except AssertionError as error:
+    print(error)
+"""
+
+
+def test_a_function_kept_from_before_is_named_and_spoils_nothing() -> None:
+    """PyTorch remembers in C++ that CUDA has started; it must not be made to believe it."""
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "taken from torch before the mode was entered" in first and "portable run" in first
+    assert second == "Torch not compiled with CUDA enabled"

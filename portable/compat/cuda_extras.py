@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -15,6 +16,7 @@ from torch.cuda import gds, nccl, tunable
 
 from portable.compat.patching import Patches, refuse, truthful_to_torch
 from portable.compat.target import Target
+from portable.errors import UnsupportedError
 
 # Modules that drive CUDA's own libraries. Their public functions are refused with a reason when they are called.
 _BETWEEN_DEVICES = ("broadcast", "broadcast_coalesced", "gather", "reduce_add", "reduce_add_coalesced", "scatter")
@@ -37,9 +39,29 @@ def install(patches: Patches, target: Callable[[], Target]) -> None:
     _process_ranges(patches, target)
     _profiler_switch(patches, target)
     _emit_nvtx(patches, target)
-    # Some programs start CUDA by hand; PyTorch's own calls must go on failing where there is no CUDA.
-    patches.set(torch.cuda, "_lazy_init", truthful_to_torch(torch.cuda._lazy_init, lambda: None))
+    patches.set(torch.cuda, "_lazy_init", _lazy_init(target))
     patches.set(torch.cuda, "default_generators", _generators(target()))
+
+
+def _lazy_init(target: Callable[[], Target]) -> Any:
+    """Some programs start CUDA by hand, which needs no answer. PyTorch's own calls must go on failing.
+
+    One of them comes from C++, for a CUDA device that reached it untranslated, and would be the last: it remembers a success
+    for the life of the process. It shows the program's frame as its caller, in whose code the name does not occur.
+    """
+    original = torch.cuda._lazy_init
+
+    def by_hand_or_from_below() -> None:
+        if "_lazy_init" in sys._getframe(2).f_code.co_names:
+            return
+        raise UnsupportedError(
+            target().backend.spec.name,
+            "a CUDA device in a function that was taken from torch before the mode was entered",
+            "only torch's own names are replaced, and `from torch import zeros` had kept the original",
+            "import that module inside the mode, or start the program with `portable run`",
+        )
+
+    return truthful_to_torch(original, by_hand_or_from_below)
 
 
 def _generators(here: Target) -> tuple[torch.Generator, ...]:
