@@ -28,19 +28,18 @@ class Screen:
     def __init__(self, console: Console, budget: Budget) -> None:
         self.console = console
         self.budget = budget
-        self.speed = math.nan
         self.bar = Progress(
             TextColumn("step {task.fields[step]:>5}"),
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("loss {task.fields[loss]:.3f}"),
-            TextColumn("{task.fields[speed]:,.0f} tokens/s"),
-            TextColumn("{task.fields[memory]:,.0f} MiB"),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[speed]} tokens/s"),
+            TextColumn("{task.fields[memory]} MiB"),
             TimeElapsedColumn(),
             console=console,
             refresh_per_second=4,
         )
-        self.task = self.bar.add_task("", total=1.0, step=0, loss=math.nan, speed=math.nan, memory=math.nan)
+        self.task = self.bar.add_task("", total=1.0, step=0, loss="-", speed="-", memory="-")
 
     def __enter__(self) -> Screen:
         self.bar.start()
@@ -51,14 +50,13 @@ class Screen:
 
     def progress(self, trainer: Trainer, loss: float, rate: float) -> None:
         """Move the bar."""
-        self.speed = rate
         self.bar.update(
             self.task,
             completed=self.budget.share(trainer.step, trainer.elapsed),
             step=trainer.step,
-            loss=loss,
-            speed=rate,
-            memory=pt.memory.allocated() / 2**20,
+            loss=f"{loss:.3f}",
+            speed=f"{rate:,.0f}",
+            memory=f"{pt.memory.allocated() / 2**20:,.0f}",
         )
 
     def evaluated(self, trainer: Trainer, loss: float) -> None:
@@ -148,5 +146,5 @@ class Summary:
         table.add_row("tokens", f"{self.tokens:,}", f"in {self.steps:,} steps; a token is a character")
         table.add_row("speed", f"{self.tokens_per_second:,.0f} /s", f"over {self.seconds:.0f} s, all included")
         table.add_row("peak memory", f"{self.peak_memory_bytes / 2**20:,.0f} MiB", "by pt.memory.max_allocated()")
-        table.add_row("device", self.backend, f"{self.device}, torch {self.torch}, {self.threads} CPU threads")
+        table.add_row("device", self.backend, f"{self.device}, torch {self.torch}, CPU threads: {self.threads}")
         return table
