@@ -122,7 +122,7 @@ def _run(target: str, module: bool) -> None:
         # What the interpreter itself calls for -m, folders and archives (Modules/main.c, pymain_run_module).
         runpy._run_module_as_main(target if module else "__main__", alter_argv=module)  # type: ignore[attr-defined]
         return
-    file = str(Path(target).absolute())
+    file = f"{Path.cwd()}{os.sep}{target}" if not Path(target).is_absolute() else target  # as Python makes it absolute
     with io.open_code(file) as stream:
         source = stream.read()
     if b"\0" in source:

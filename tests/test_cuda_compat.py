@@ -151,6 +151,8 @@ def test_moves_without_a_device_are_pytorchs_own(mode: cuda_compat) -> None:
     assert X.to(torch.ones(1, dtype=torch.float16)).dtype is torch.float16
     assert X.to(dtype=torch.float64).dtype is torch.float64
     assert X.to("cpu") is X
+    for _ in range(2):
+        assert X.to(torch.device("cpu")) is X
     assert X.to("meta").device.type == "meta"
     assert counts(mode.recorder) == {}
 

@@ -37,12 +37,14 @@ _TUPLES = (
 # Module and name of tables keyed by functions, made when the module is imported.
 _TABLES = (("torch._inductor.lowering", "lowerings"),)
 
+_primed: list[tuple[Any, Any]] = []
+
 
 def prime() -> None:
     """Make the tables, from the originals. Dynamo is loaded for it, as the first optimizer of a program does anyway."""
     importlib.import_module("torch._dynamo")
-    for function in _cached():
-        function()
+    _primed.clear()
+    _primed.extend((function, function()) for function in _cached())
 
 
 def _cached() -> Iterator[Any]:
@@ -66,8 +68,11 @@ def restore(originals: dict[int, Any]) -> None:
     Args:
         originals: id of each replacement to what it stood for.
     """
+    primed = dict(_primed)
     for function in _cached():
-        function.cache_clear()
+        if function not in primed or function() is not primed[function]:
+            function.cache_clear()
+    _primed.clear()
     _replace(originals)
 
 

@@ -10,11 +10,13 @@ import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+Key = tuple[str, str, str]
 Kind = Literal["redirected", "changed", "no equivalent"]
 _STANDARD = Path(sysconfig.get_paths()["stdlib"])
 _SITE = Path(torch.__file__).parent.parent
@@ -75,7 +77,8 @@ class Recorder:
     children = 0
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str, str], Entry] = {}
+        self._entries: dict[Key, Entry] = {}
+        self._counters: dict[Key, count] = {}  # next() on them is atomic, which saves a lock at each use
         self._lock = threading.Lock()
         self.process = os.getpid()
         _recorders.add(self)
@@ -83,30 +86,39 @@ class Recorder:
     def note(self, kind: Kind, construct: str, detail: str) -> None:
         """Count one use."""
         key = (kind, construct, detail)
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                self._entries[key] = Entry(kind, construct, detail, 1, call_site())
-            else:
-                entry.count += 1
+        counter = self._counters.get(key)
+        if counter is None:
+            with self._lock:
+                if key not in self._counters:
+                    self._entries[key] = Entry(kind, construct, detail, 0, call_site())
+                    self._counters[key] = count()
+                counter = self._counters[key]
+        next(counter)
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Add the counts of another record."""
         with self._lock:
             for entry in entries:
-                mine = self._entries.setdefault((entry.kind, entry.construct, entry.detail), replace(entry, count=0))
+                key = (entry.kind, entry.construct, entry.detail)
+                mine = self._entries.setdefault(key, replace(entry, count=0))
                 mine.count += entry.count
+                self._counters.setdefault(key, count())
 
     def clear(self) -> None:
         """Start from nothing."""
         with self._lock:
             self._entries.clear()
+            self._counters.clear()
 
     def entries(self) -> list[Entry]:
         """All constructs: by kind, then the most frequent first."""
         order = {"no equivalent": 0, "changed": 1, "redirected": 2}
         with self._lock:
-            return sorted(self._entries.values(), key=lambda e: (order[e.kind], -e.count, e.construct))
+            found = [
+                replace(entry, count=entry.count + int(repr(self._counters[key])[len("count(") : -1]))
+                for key, entry in self._entries.items()
+            ]
+            return sorted(found, key=lambda e: (order[e.kind], -e.count, e.construct))
 
     def as_dict(self, backend: str) -> dict[str, Any]:
         """The same as plain containers, for JSON."""

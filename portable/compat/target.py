@@ -31,6 +31,9 @@ class Target:
         self.recorder = recorder
         self.is_cpu = self.kind == "cpu"
         self.pins = backend.spec.pin_memory.value
+        # Making a torch.device and its name takes longer than the rest, and a program uses few.
+        self._known: dict[Any, torch.device | None] = {}
+        self._details: dict[torch.device, str] = {}
 
     def note(self, kind: Kind, construct: str, detail: str) -> None:
         """Record one use; nothing while Dynamo traces, which must see plain Python only."""
@@ -53,16 +56,38 @@ class Target:
         Raises:
             DeviceIndexError: an ordinal that the target does not have.
         """
+        if torch.compiler.is_dynamo_compiling():
+            found = self._translate(device)
+            return device if found is None else found
+        kind = type(device)
+        if kind is not str and kind is not torch.device:
+            found = self._translate(device)
+        else:
+            try:
+                found = self._known[device]
+            except KeyError:
+                found = self._known[device] = self._translate(device)
+        if found is None:
+            return device
+        self.recorder.note("redirected", construct, self._detail(found))
+        return found
+
+    def _detail(self, found: torch.device) -> str:
+        detail = self._details.get(found)
+        if detail is None:
+            detail = self._details[found] = str(found)
+        return detail
+
+    def _translate(self, device: Any) -> torch.device | None:
+        """The target's device, None for what is no CUDA device."""
         if isinstance(device, int) and not isinstance(device, bool):
             index: int | None = device
         elif self.is_source(device):
             text = device if isinstance(device, str) else str(device)
             index = int(text[5:]) if len(text) > 5 else None
         else:
-            return device
-        found = self.ordinal(index)
-        self.note("redirected", construct, str(found))
-        return found
+            return None
+        return self.ordinal(index)
 
     def argument(self, device: Any) -> Any:
         """Translate the device argument of a function of the device API, whose ordinals count the target's devices."""
