@@ -5,9 +5,10 @@ Annotations are objects here, not strings: typer would have to compile each of t
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import portable
 
@@ -74,7 +75,27 @@ def info(
         raise typer.Exit(1)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False})
+class _Run(TyperCommand):
+    """As in python itself, what follows ``-m MODULE`` belongs to the module, options too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        before = args[: args.index("--")] if "--" in args else args
+        position = before.index("-m") if "-m" in before else len(args)
+        # An earlier word that is no option, nor the value of one, is the script, and then the -m is the script's own.
+        if position + 1 < len(args) and self._is_ours(before[:position]):
+            args = [*args[: position + 2], "--", *args[position + 2 :]]
+        return super().parse_args(ctx, args)
+
+    @staticmethod
+    def _is_ours(words: list[str]) -> bool:
+        with_value = {"--backend", "--report"}
+        return all(word.startswith("-") or words[i - 1] in with_value for i, word in enumerate(words))
+
+
+@app.command(
+    cls=_Run,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 def run(
     script: Annotated[str | None, typer.Argument(help="The script, followed by its own arguments.")] = None,
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
