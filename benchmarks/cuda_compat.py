@@ -22,7 +22,7 @@ import portable as pt
 
 CALLS = 2000
 X = torch.ones(4)
-SMALL, LARGE = nn.Linear(8, 8), torch.ones(256, 256)
+SMALL, ROW, LARGE = nn.Linear(8, 8), torch.ones(1, 8), torch.ones(256, 256)
 
 
 def plain(call: Callable[[], object]) -> float:
@@ -48,7 +48,8 @@ PAIRS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     ),
     "Tensor.to(dtype)": (lambda: X.to(torch.float32), lambda: X.to(torch.float32)),
     "an operator (add)": (lambda: X + X, lambda: X + X),
-    "Linear forward": (lambda: SMALL(X.new_ones(1, 8)), lambda: SMALL(X.new_ones(1, 8))),
+    "Tensor.new_ones(4)": (lambda: X.new_ones(4), lambda: X.new_ones(4)),
+    "Linear forward": (lambda: SMALL(ROW), lambda: SMALL(ROW)),
 }
 
 

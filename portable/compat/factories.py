@@ -77,9 +77,11 @@ def _function(patches: Patches, target: Callable[[], Target], owner: Any, name: 
         return kwargs
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **translate(kwargs))
+        return original(*args, **translate(kwargs)) if kwargs else original(*args)
 
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if type(self) is torch.Tensor:
+            return original(self, *args, **translate(kwargs)) if kwargs else original(self, *args)
         return subclasses.call_method(original, self, *args, **translate(kwargs))
 
     def of_tensor(*args: Any, **kwargs: Any) -> Any:
