@@ -199,11 +199,9 @@ def test_training_and_resuming_give_the_losses_of_the_cpu(reference: list[float]
     assert found["Tensor.to"]["count"] == 8  # two tensors a step
     assert found["torch.load"]["kind"] == "redirected"
     assert found["Tensor.pin_memory"]["kind"] == "changed"
-    assert found["Tensor.to"]["where"].startswith(os.path.relpath(script, tmp_path).removeprefix("..") or str(script)) or (
-        "train_gpt.py:" in found["Tensor.to"]["where"]
-    )
+    assert "train_gpt.py:" in found["Tensor.to"]["where"]
     table = first.stderr
-    for text in ("portable run: CUDA on the cpu backend", "Tensor.pin_memory", "train_gpt.py:"):
+    for text in ("portable run: CUDA on the cpu backend", "Tensor.pin_memory", "redirected"):
         assert text in table
 
 

@@ -13,7 +13,7 @@ class Digits(Dataset):
     def __init__(self, device_in_worker=None):
         generator = torch.Generator().manual_seed(0)
         self.labels = torch.randint(2, (48,), generator=generator)
-        self.images = self.labels.view(-1, 1, 1, 1) + 0.3 * torch.randn(48, 1, 6, 6, generator=generator)
+        self.images = self.labels.view(-1, 1, 1, 1) + 0.05 * torch.randn(48, 1, 6, 6, generator=generator)
         self.device_in_worker = device_in_worker
 
     def __len__(self):

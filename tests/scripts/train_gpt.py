@@ -18,6 +18,7 @@ device = 'cuda'
 dtype = 'bfloat16' if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else 'float16'
 compile = False
 resume = False
+fused = True
 steps = 4
 out = 'ckpt.pt'
 exec(open(os.path.join(os.path.dirname(__file__), 'overrides.py')).read())
@@ -76,7 +77,7 @@ if resume:
     first = checkpoint['step']
 model.to(device)
 scaler = torch.amp.GradScaler('cuda', enabled=(dtype == 'float16'))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), fused=(device_type == 'cuda'))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), fused=fused)
 if resume:
     optimizer.load_state_dict(checkpoint['optimizer'])
 raw = model
