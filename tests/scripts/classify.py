@@ -33,7 +33,7 @@ def main():
     device = torch.device("cuda")
     loader = DataLoader(
         Digits("cuda:0" if context else None), batch_size=8, num_workers=2 if context else 0, pin_memory=True,
-        multiprocessing_context=context,
+        multiprocessing_context=context, persistent_workers=context is not None,
     )
     net = nn.DataParallel(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))).cuda()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
