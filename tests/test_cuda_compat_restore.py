@@ -139,7 +139,7 @@ def test_a_replacement_that_was_kept_is_the_original() -> None:
     assert full_like(x, 2.0, device="cpu").tolist() == [2.0, 2.0]
     assert autocast("cpu") is False
     if not torch.cuda.is_available():
-        with pytest.raises((RuntimeError, AssertionError), match=r"(?i)cuda"):
+        with pytest.raises((RuntimeError, AssertionError), match=r"(?i)cuda|nvidia"):
             zeros(2, device="cuda")
 
 
@@ -259,16 +259,20 @@ import torch
 from torch import zeros
 import portable as pt
 
+def plain():
+    try:
+        print(torch.zeros(1, device="cuda").device.type)
+    except (AssertionError, RuntimeError) as error:  # a build without CUDA, one without a driver
+        print(str(error).splitlines()[0])
+
+plain()
 with pt.cuda_compat("cpu"):
     (lambda: torch.cuda._lazy_init())()  # by hand: nothing to do
     try:
         zeros(1, device="cuda")
     except pt.UnsupportedError as error:
         print(error)
-try:
-    torch.zeros(1, device="cuda")
-except AssertionError as error:
-    print(error)
+plain()
 """
 
 
@@ -279,6 +283,6 @@ def test_a_function_kept_from_before_is_named_and_spoils_nothing() -> None:
 
     done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert "taken from torch before the mode was entered" in first and "portable run" in first
-    assert second == "Torch not compiled with CUDA enabled"
+    before, inside, after = done.stdout.splitlines()
+    assert "taken from torch before the mode was entered" in inside and "portable run" in inside
+    assert after == before
