@@ -21,7 +21,7 @@ demo: $(STAMP)
 	$(RUN) examples/train_gpt.py --minutes $(MINUTES) --out out
 
 test: lint $(VENDOR)/torch_npu
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile -q --ignore tests/test_portable_run.py
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile -q
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
