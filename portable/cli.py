@@ -3,7 +3,10 @@
 Annotations are objects here, not strings: typer would have to compile each of them again at every start.
 """
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +49,20 @@ def _main(
     pass
 
 
+@contextlib.contextmanager
+def _standard_output_to_error() -> Iterator[None]:
+    """Send what is printed inside the block to standard error, by C libraries too (they write to the file descriptor)."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 @app.command()
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -58,9 +75,10 @@ def info(
     from portable import selection
     from portable.info import collect
 
-    if backend:
-        selection.use(backend)
-    found = collect()
+    with _standard_output_to_error():  # what plugins and vendors' libraries print is no part of the answer
+        if backend:
+            selection.use(backend)
+        found = collect()
     if as_json:
         import json
 

@@ -27,6 +27,7 @@ class deterministic:
 
     def __init__(self, enabled: bool = True, *, warn_only: bool = False) -> None:
         self._asked = (enabled, warn_only)
+        self._depth = 0
         self._apply()
 
     def _apply(self) -> None:
@@ -55,9 +56,13 @@ class deterministic:
     def __enter__(self) -> deterministic:
         if self._restored:  # a second `with` on the same object
             self._apply()
+        self._depth += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._depth -= 1
+        if self._depth > 0:  # the same object in an inner block
+            return
         self._restored = True
         enabled, warn_only = self._before
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)

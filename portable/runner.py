@@ -197,10 +197,13 @@ def _close(recorder: Recorder, backend: str, replaced: bool, report: Path | None
         return
     with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, which the interpreter reports itself
         sys.stdout.flush()
-    if not quiet:
-        recorder.show(backend, replaced)
     if report is not None:
         try:
             recorder.write(report, backend)
         except OSError as error:
             print(f"portable run: the report could not be written to {report}: {error}", file=sys.stderr)
+    if not quiet:
+        try:
+            recorder.show(backend, replaced)
+        except Exception as error:  # a program may have emptied sys.path, or have a rich.py of its own
+            print(f"portable run: the table could not be printed ({error}); --report FILE writes it as JSON", file=sys.stderr)

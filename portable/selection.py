@@ -123,7 +123,7 @@ def active() -> Backend:
     if backend is None:
         with _lock:
             if _active is None:
-                asked = os.environ.get(VARIABLE) or None
+                asked = os.environ.get(VARIABLE, "").strip() or None
                 _activate(resolve(asked, f" by the environment variable {VARIABLE}" if asked else ""))
             backend = _active
             assert backend is not None

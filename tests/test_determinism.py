@@ -124,3 +124,12 @@ def test_training_repeats_bit_for_bit(on_cpu):
 
     with pt.deterministic():
         assert torch.equal(train(), train())
+
+
+def test_one_object_in_two_nested_blocks_holds_until_the_outer_ends() -> None:
+    both = pt.deterministic()
+    with both:
+        with both:
+            pass
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -124,3 +124,21 @@ def test_asking_for_plugins_loads_no_vendor_package(tmp_path: Path) -> None:
     code = "import portable.plugins as p; print(sorted(p.registry().backends), p.registry().problems)"
     done = python("-c", code, path=tmp_path)
     assert done.stdout == f"{sorted(SHIPPED)} []\n", done.stderr
+
+
+def test_a_plugin_that_prints_does_not_spoil_the_json(tmp_path: Path) -> None:
+    import json
+    import os
+    import subprocess
+    import sys
+
+    (tmp_path / "loud_plugin.py").write_text("import os\nprint('LOUD')\nos.write(1, b'LOUDER')\n")
+    information = tmp_path / "loud-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: loud\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[portable]\nloud = loud_plugin\n")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    command = (sys.executable, "-m", "portable", "info", "--json")
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout)["active"] == "cpu"
+    assert "LOUD\n" in done.stderr and "LOUDER" in done.stderr

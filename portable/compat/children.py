@@ -7,7 +7,6 @@ ends through os._exit, leaves no record.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import tempfile
@@ -31,13 +30,15 @@ def contribute(recorder: Recorder, folder: Path) -> None:
 
 
 def gather(recorder: Recorder) -> None:
-    """In the parent: wait for the children that Python itself would wait for, and add up their records."""
+    """In the parent, when the interpreter ends: let multiprocessing end its children, and add up their records.
+
+    Its own exit handler does that in the right order (the server of a Manager, for one, ends only when it is told to, and
+    joining it first would wait for ever); a second call of it does nothing.
+    """
     folder, recorder.folder = recorder.folder, None
     if folder is None:
         return
-    for child in multiprocessing.active_children():
-        if not child.daemon:
-            child.join()
+    util._exit_function()  # type: ignore[attr-defined]
     for file in sorted(folder.glob("*.json")):
         recorder.add([Entry(**entry) for entry in json.loads(file.read_text(encoding="utf-8"))["entries"]])
         recorder.children += 1

@@ -175,7 +175,7 @@ def call_site() -> str:
         if not file.startswith(_OWN):
             try:
                 shown = os.path.relpath(file)
-            except ValueError:  # another drive
+            except (ValueError, OSError):  # another drive; a current folder that is gone
                 shown = file
             return f"{shown if not shown.startswith('..') else file}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
