@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
+import portable
 from portable import emulation
 from portable.backend import Backend
+from portable.errors import ConfigurationError
 from portable.spec import Availability, Generation
 from portable.support import Support, emulated, native, noop, unsupported
 from portable_neuron.diagnosis import diagnose, look
+from portable_neuron.emulated import VARIABLE, Options, emulation_asked, rehearse
 from portable_neuron.facts import GENERATIONS, SPEC
 from portable_neuron.surface import SURFACE
 
@@ -30,6 +33,36 @@ def _memory_info(device: Any = None) -> tuple[int, int]:
     return total - int(module.memory_reserved()), total
 
 
+def _emulated_fallbacks() -> Counter[str]:
+    """Operator to the calls that the emulated device has sent to the CPU so far."""
+    from portable.rehearsal import current
+
+    session = current()
+    total: Counter[str] = Counter()
+    if session is not None:
+        for (name, _), count in session.recorder.fallbacks.items():
+            total[name] += count
+    return total
+
+
+def _probe_emulated(chosen: Options) -> Availability:
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken not in ("privateuseone", SPEC.device_type):
+        return Availability(
+            False,
+            f"{VARIABLE} asks for an emulated device, but this process has the device {taken!r}, and PyTorch has one slot",
+            "start a process without it: one emulated device per process",
+            execution="emulated",
+        )
+    title = GENERATIONS[chosen.generation].title
+    return Availability(
+        True,
+        f"{chosen.devices} emulated: {title}, on this machine's CPU. Counts and rules, no times",
+        device_count=chosen.devices,
+        execution="emulated",
+    )
+
+
 class NeuronBackend(Backend):
     """AWS Trainium 2 and 3."""
 
@@ -38,7 +71,20 @@ class NeuronBackend(Backend):
     group_before_device = True  # torch: distributed guide
     one_device_per_process = True  # one process drives one logical core, whose number is forced to LOCAL_RANK
 
+    def load(self) -> None:
+        chosen = emulation_asked()
+        if chosen is None:
+            super().load()
+        else:
+            rehearse(chosen)
+
     def probe(self) -> Availability:
+        try:
+            chosen = emulation_asked()
+        except ConfigurationError as error:
+            return Availability(False, str(error), f"correct {VARIABLE}, or unset it to use the hardware", execution="emulated")
+        if chosen is not None:
+            return _probe_emulated(chosen)
         obstacle = diagnose(look())
         if obstacle:
             return obstacle
@@ -87,7 +133,14 @@ class NeuronBackend(Backend):
         family = str(self.module().get_device_properties(index).name).lower()
         return next((found for name, found in GENERATIONS.items() if family.startswith(name)), None)
 
+    def device_name(self, index: int = 0) -> str:
+        name = super().device_name(index)
+        return f"{name}, emulated on the CPU" if emulation_asked() else name
+
     def versions(self) -> Mapping[str, str]:
+        chosen = emulation_asked()
+        if chosen is not None:
+            return {"emulation": f"portable {portable.__version__}, rules of {chosen.generation} (docs/emulated-device.md)"}
         found = {}
         for name in ("torch-neuronx", "neuronx-cc", "nki"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -97,6 +150,14 @@ class NeuronBackend(Backend):
     @contextlib.contextmanager
     def fallbacks(self) -> Iterator[Counter[str]]:
         """Count through the package's own tracking (drop: clear_op_tracking, get_fallback_ops), which names operators only."""
+        if emulation_asked() is not None:
+            before = _emulated_fallbacks()
+            counted: Counter[str] = Counter()
+            try:
+                yield counted
+            finally:
+                counted.update(_emulated_fallbacks() - before)
+            return
         import torch_neuronx
 
         seen: Counter[str] = Counter()

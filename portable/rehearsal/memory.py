@@ -1,0 +1,93 @@
+"""How much of the emulated device's memory is in use.
+
+Each storage on the device is a block. It counts from the moment it is made until the last tensor over it is gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+
+class Block:
+    """One allocation; gives its bytes back when it is collected. It hangs on the CPU tensor that owns the memory."""
+
+    __slots__ = ("_freed", "size")
+
+    def __init__(self, size: int, freed: deque[int]) -> None:
+        self.size = size
+        self._freed = freed
+
+    def __del__(self) -> None:
+        # Appending to a deque takes no lock, so it is safe wherever the interpreter collects garbage.
+        self._freed.append(self.size)
+
+
+class Memory:
+    """The memory of one device.
+
+    Args:
+        total: bytes that it has.
+        rounding: (granule, limit): sizes below the limit are rounded up to the granule.
+        name: the device's name, for messages.
+    """
+
+    def __init__(self, total: int, rounding: tuple[int, int], name: str) -> None:
+        self.total = total
+        self.name = name
+        self._granule, self._limit = rounding
+        self._freed: deque[int] = deque()
+        self._used = 0
+        self.peak = 0
+        self.allocations = 0
+
+    @property
+    def used(self) -> int:
+        """Bytes in use now."""
+        while True:
+            try:
+                self._used -= self._freed.popleft()
+            except IndexError:
+                return self._used
+
+    def round(self, size: int) -> int:
+        """What an allocation of this many bytes takes."""
+        return size if size >= self._limit else -(-size // self._granule) * self._granule
+
+    def check(self, size: int) -> int:
+        """Whether this many bytes fit; answers what they take.
+
+        Raises:
+            torch.OutOfMemoryError: they do not.
+        """
+        size = self.round(size)
+        used = self.used
+        if used + size > self.total:
+            raise torch.OutOfMemoryError(
+                f"{self.name} (emulated) out of memory: {size:,} bytes were asked for, {used:,} of {self.total:,} are in use. "
+                "Use a smaller batch, shorter sequences, activation checkpointing, or a device with more memory."
+            )
+        return size
+
+    def block(self, size: int) -> Block:
+        """Take memory.
+
+        Raises:
+            torch.OutOfMemoryError: there is not enough.
+        """
+        size = self.check(size)
+        self._used += size
+        self.allocations += 1
+        if self._used > self.peak:
+            self.peak = self._used
+        return Block(size, self._freed)
+
+    def transient(self, size: int) -> None:
+        """Memory that a kernel takes while it runs: it must fit, and counts for the peak."""
+        size = self.check(size)
+        self.peak = max(self.peak, self._used + size)
+
+    def reset_peak(self) -> None:
+        """Let the peak start from what is in use now."""
+        self.peak = self.used

@@ -1,0 +1,79 @@
+"""The line of the user's program that caused something.
+
+It is the innermost frame outside PyTorch and `portable`. The autograd engine runs the backward pass of a device in a thread of
+its own, which has no such frame; the thread that waits in the engine has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_INTERNAL = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep, "<frozen ", "<eval_with_key>")
+_PLAIN = {contextlib.__file__, "<string>", "<__array_function__ internals>"}
+_packages: set[str] = set()
+_internal: dict[CodeType, bool] = {}
+_PRINTER = torch._tensor_str.__file__
+UNKNOWN = "unknown"
+
+
+def ignore(folder: str) -> None:
+    """Count a folder (a backend package's) among the frames that are never the user's."""
+    _packages.add(folder.rstrip(os.sep) + os.sep)
+    _internal.clear()
+
+
+def _is_internal(code: CodeType) -> bool:
+    known = _internal.get(code)
+    if known is None:
+        name = code.co_filename
+        known = name.startswith(_INTERNAL) or name in _PLAIN or any(name.startswith(folder) for folder in _packages)
+        _internal[code] = known
+    return known
+
+
+def _users(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and _is_internal(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def _waiting() -> FrameType | None:
+    """The user's frame of a thread that waits for the autograd engine."""
+    mine = sys._getframe()
+    for frame in sys._current_frames().values():
+        inner: FrameType | None = frame
+        while inner is not None and inner.f_code.co_name != "_engine_run_backward":
+            inner = inner.f_back
+        if inner is not None and frame is not mine:
+            return _users(inner)
+    return None
+
+
+def printing() -> bool:
+    """Whether PyTorch is at work on the text of a tensor."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_internal(frame.f_code):
+        if frame.f_code.co_filename == _PRINTER:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def line() -> str:
+    """``file.py:12`` (relative to the working directory where possible), with " (backward)" in the backward pass."""
+    frame, suffix = _users(sys._getframe(1)), ""
+    # A worker thread started by the interpreter shows the threading module only.
+    if frame is None or frame.f_code.co_filename.endswith("threading.py"):
+        frame, suffix = _waiting(), " (backward)"
+        if frame is None:
+            return UNKNOWN + suffix
+    path = frame.f_code.co_filename
+    with contextlib.suppress(ValueError, OSError):
+        path = str(Path(path).relative_to(Path.cwd()))
+    return f"{path}:{frame.f_lineno}{suffix}"

@@ -1,0 +1,49 @@
+"""Operators that a device takes differently from the CPU, computed so that the CPU's numbers come out; and refused options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from portable.rehearsal.device import Device
+
+_aten = torch.ops.aten
+_FUSED = ("_fused_adamw_.default", "_fused_adamw_.tensor_lr", "_fused_adam_.default", "_fused_adam_.tensor_lr", "_fused_sgd_.default")
+
+
+def install(device: Device) -> None:
+    """Give the device these kernels."""
+    device.override(_aten.native_dropout.default, _dropout)
+    device.override(_aten.native_dropout_backward.default, _dropout_backward)
+    if device.profile.refusals.value.scaler_with_fused:
+        for name in _FUSED:
+            packet, _, overload = name.partition(".")
+            device.override(getattr(getattr(_aten, packet), overload), _fused_optimizer)
+
+
+def _dropout(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dropout as the CPU composes it (aten/src/ATen/native/Dropout.cpp): the mask is drawn in the input's dtype.
+
+    The kernel for devices draws and scales in another order, and so differs in the last bit.
+    """
+    tensor, p, train = args
+    if train is False:
+        return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
+    noise = torch.empty_like(tensor).bernoulli_(1 - p)
+    mask = noise.bool()
+    return tensor * noise.div_(1 - p), mask
+
+
+def _dropout_backward(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    grad, mask, scale = args
+    return grad * mask.to(grad.dtype).div_(1 / scale)
+
+
+def _fused_optimizer(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("grad_scale") is not None or kwargs.get("found_inf") is not None:
+        raise RuntimeError(
+            f"{operator._schema.name} was called with a gradient scaler (grad_scale, found_inf), which the device's fused optimizer "
+            "refuses. Train in bfloat16 without a scaler, or create the optimizer with fused=False."
+        )
+    return operator(*args, **kwargs)
