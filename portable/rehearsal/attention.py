@@ -20,6 +20,8 @@ _fused = _aten._scaled_dot_product_fused_attention_overrideable.default
 _fused_backward = _aten._scaled_dot_product_fused_attention_overrideable_backward.default
 _FLASH = int(torch._C._SDPBackend.FLASH_ATTENTION)  # type: ignore[attr-defined]
 
+_DEFAULTS = (None, None, None, None, 0.0, False)  # query, key, value, mask, dropout, causal
+
 
 class Attention:
     """Attention of one device."""
@@ -76,7 +78,7 @@ class Attention:
 
     def _forward(self, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The overrideable kernel: (output, logsumexp, then what only CUDA's kernels use)."""
-        query, key, value, mask, dropout, causal = (*args, None, 0.0, False)[:6]
+        query, key, value, mask, dropout, causal = (*args, *_DEFAULTS[len(args) :])[:6]
         query, key, value = self._rounded(query, key, value)
         if mask is not None and mask.dtype == torch.bool:
             mask = _additive(mask, query.dtype)

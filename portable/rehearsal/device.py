@@ -114,7 +114,7 @@ class Device:
         index = -1
         dtypes: set[torch.dtype] = set()
         strangers: list[torch.Tensor] = []
-        index_of = self._index_of
+        index_of, lowered = self._index_of, self.host
 
         def lower(value: Any) -> Any:
             nonlocal index
@@ -248,7 +248,7 @@ class Device:
         needed = torch.Size(size).numel() * tensor.element_size()
         if needed > tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size():
             grown = torch.empty(size, dtype=tensor.dtype)
-            old = lowered(tensor.detach()).flatten()
+            old = self.host(tensor.detach()).flatten()
             grown.flatten()[: old.numel()].copy_(old[: grown.numel()])
             _aten.set_.source_Tensor.redispatch(_CPU_KEYS, tensor, self.put(grown, self._index_of(tensor)))
             return tensor
