@@ -21,7 +21,8 @@ from portable.errors import ConfigurationError
 
 _SOURCE = Path(__file__).parent / "runtime"
 _RUNTIME = "libascendcl.so"
-# Libraries that torch_npu's list as needed (readelf -d); all symbols it takes from them are in the runtime's one library.
+# Libraries that torch_npu's list as needed (readelf -d); all symbols it takes from them are in the runtime's one library,
+# on which they depend.
 _EMPTY = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so", "libatb.so")
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 
@@ -76,7 +77,8 @@ def build(headers: Path) -> Path:
         empty = work / "empty.c"
         empty.write_text("/* no symbols: everything is in " + _RUNTIME + " */\ntypedef int nothing;\n")
         for name in _EMPTY:
-            _compile([compiler, *_FLAGS, str(empty)], work / name)
+            # torch_npu also looks functions up by library and name; the search goes on into what a library depends on.
+            _compile([compiler, *_FLAGS, str(empty), "-Wl,--no-as-needed", f"-L{work}", "-lascendcl"], work / name)
         try:
             work.rename(folder)
         except OSError:
@@ -88,7 +90,7 @@ def build(headers: Path) -> Path:
 
 
 def _key(sources: list[Path], headers: Path) -> str:
-    digest = hashlib.sha256(repr((_FLAGS, _EMPTY, sysconfig.get_platform())).encode())
+    digest = hashlib.sha256(Path(__file__).read_bytes() + repr((_FLAGS, _EMPTY, sysconfig.get_platform())).encode())
     for path in (*sources, *sorted(_SOURCE.glob("*.h")), *sorted((headers / "acl").glob("*.h"))):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
