@@ -17,11 +17,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from portable.baseline import baseline
+from portable.errors import UnsupportedError
 from portable.spec import Availability, BackendSpec, Generation
 from portable.support import Support, bind
 
 if TYPE_CHECKING:
     import torch
+
+    from portable.rehearsal import Rehearsal
 
 
 class Backend:
@@ -165,6 +168,27 @@ class Backend:
                 yield seen
             finally:
                 torch.set_warn_always(always)
+
+    def emulate(self, generation: str | None = None, devices: int = 1, memory: int | None = None) -> Rehearsal:
+        """Give this process devices of this backend without the hardware, before anything else loads the vendor's package.
+
+        Afterwards `probe` finds them, and says in ``execution`` that they are no hardware. There is no way back.
+
+        Args:
+            generation: which generation to be, by its name in ``spec.generations``; None for the one most people have.
+            devices: how many.
+            memory: bytes of memory of each, None for what the generation has.
+
+        Raises:
+            ConfigurationError: no such generation, or the process has a device of another kind already.
+            UnsupportedError: the backend cannot be emulated.
+        """
+        raise UnsupportedError(
+            self.spec.name,
+            "emulation",
+            "its package brings no emulated device",
+            "portable rehearse --backend neuron or ascend",
+        )
 
     def profiler(self, **kwargs: Any) -> Any:
         """A profiler with the activities of this backend: ``torch.profiler.profile`` or the vendor's own."""

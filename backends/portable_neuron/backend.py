@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,9 +17,12 @@ from portable.errors import ConfigurationError
 from portable.spec import Availability, Generation
 from portable.support import Support, emulated, native, noop, unsupported
 from portable_neuron.diagnosis import diagnose, look
-from portable_neuron.emulated import VARIABLE, Options, emulation_asked, rehearse
+from portable_neuron.emulated import VARIABLE, Options, emulate, emulation_asked, rehearse
 from portable_neuron.facts import GENERATIONS, SPEC
 from portable_neuron.surface import SURFACE
+
+if TYPE_CHECKING:
+    from portable.rehearsal import Rehearsal
 
 _GRAPHS = unsupported("Neuron has no counterpart of CUDA graphs", "use pt.compile(model): it compiles whole graphs")
 _MONITOR = unsupported("torch.neuron has no monitoring functions", "run neuron-top or neuron-monitor beside the program")
@@ -77,6 +80,9 @@ class NeuronBackend(Backend):
             super().load()
         else:
             rehearse(chosen)
+
+    def emulate(self, generation: str | None = None, devices: int = 1, memory: int | None = None) -> Rehearsal:
+        return emulate(generation, devices, memory)
 
     def probe(self) -> Availability:
         try:

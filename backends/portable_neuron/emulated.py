@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from portable.errors import ConfigurationError
 from portable_neuron.facts import GENERATIONS
+
+if TYPE_CHECKING:
+    from portable.rehearsal import Rehearsal
 
 VARIABLE = "PORTABLE_NEURON_EMULATED"
 DEFAULT = "trn2"
@@ -62,8 +66,18 @@ def emulation_asked() -> Options | None:
     return options(os.environ.get(VARIABLE, ""))
 
 
-def rehearse(chosen: Options) -> None:
-    """Start the emulated device of this process; nothing if it runs already.
+def emulate(generation: str | None = None, devices: int = 1, memory: int | None = None) -> Rehearsal:
+    """See `portable.backend.Backend.emulate`. The variable is set too, so that processes started by this one follow."""
+    text = ",".join([generation or DEFAULT, f"devices={devices}", *([] if memory is None else [f"memory={memory}"])])
+    chosen = options(text)
+    assert chosen is not None
+    session = rehearse(chosen)
+    os.environ[VARIABLE] = text
+    return session
+
+
+def rehearse(chosen: Options) -> Rehearsal:
+    """Start the emulated device of this process, or answer the one that runs already.
 
     Raises:
         ConfigurationError: the process has another device in PyTorch's one slot.
@@ -72,4 +86,4 @@ def rehearse(chosen: Options) -> None:
     from portable_neuron.profile import profile
 
     sources.ignore(str(Path(__file__).parent))
-    start(profile(chosen))
+    return start(profile(chosen))

@@ -41,7 +41,16 @@ _COMPOSITE = frozenset(
 _VIEWS = ("as_strided.default", "view.default", "_reshape_alias.default", "unfold.default")
 # Operators that take CPU tensors beside the device's: copies, indices, sequence lengths.
 _MIXED = frozenset(
-    {"copy", "index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put", "_pack_padded_sequence", "_ctc_loss"}
+    {
+        "copy",
+        "index",
+        "index_put",
+        "_index_put_impl",
+        "_unsafe_index",
+        "_unsafe_index_put",
+        "_pack_padded_sequence",
+        "_ctc_loss",
+    }
 )
 _UNKNOWN = object()
 _KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -186,9 +195,7 @@ class Device:
             f"the CPU. Move it with .to({self.kind!r})."
         )
 
-    def _replace_empty_outs(
-        self, written: Sequence[tuple[int, str]], kwargs: Mapping[str, Any], low: dict[str, Any]
-    ) -> None:
+    def _replace_empty_outs(self, written: Sequence[tuple[int, str]], kwargs: Mapping[str, Any], low: dict[str, Any]) -> None:
         """PyTorch sizes an empty ``out=`` tensor itself, which memory of an exchanged tensor does not allow."""
         for _, name in written:
             if isinstance(kwargs.get(name), _Tensor) and kwargs[name].numel() == 0:
@@ -329,7 +336,13 @@ def _explicit() -> list[Any]:
         view = any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
         packet = name[6:].partition(".")[0]
         generated = schema.overload_name.endswith("out") and "CompositeExplicitAutograd" in _composite(name)
-        if takes_tensor and not view and not generated and packet not in _COMPOSITE and kernels.base_name(operator) not in _COMPOSITE:
+        if (
+            takes_tensor
+            and not view
+            and not generated
+            and packet not in _COMPOSITE
+            and kernels.base_name(operator) not in _COMPOSITE
+        ):
             found.append(operator)
     return found
 
@@ -344,7 +357,10 @@ def _written(operator: Any) -> tuple[tuple[int, str], ...] | None:
     if not schema.returns and schema.is_mutable:  # foreach and fused operators answer nothing
         return None
     answered = {
-        alias for ret in schema.returns if ret.alias_info is not None and ret.alias_info.is_write for alias in ret.alias_info.after_set
+        alias
+        for ret in schema.returns
+        if ret.alias_info is not None and ret.alias_info.is_write
+        for alias in ret.alias_info.after_set
     }
     if not answered:
         return None

@@ -54,7 +54,9 @@ class Group(dist.ProcessGroup):
                 f"{self._device.kind} only. Move it there, or use a gloo group for tensors on the CPU."
             )
         if tensors.dim() and tensors.shape[0] == 0:
-            raise RuntimeError(f"{operation}: a tensor whose first dimension is 0 was passed, which {self._rule.name!r} refuses")
+            raise RuntimeError(
+                f"{operation}: a tensor whose first dimension is 0 was passed, which {self._rule.name!r} refuses"
+            )
         return self._device.host(tensors.detach())
 
     def _done(self, operation: str, answer: Any) -> Any:

@@ -69,9 +69,7 @@ class Numerics:
     def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._matmul_dtype).float() if tensor.dtype == torch.float32 else tensor
 
-    def _narrow_floats(
-        self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dtypes: set[torch.dtype]
-    ) -> Any:
+    def _narrow_floats(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dtypes: set[torch.dtype]) -> Any:
         """Compute in the narrower type; the label stays, except where several outputs come back."""
         name = operator._schema.name
         out = [leaf for key, leaf in kwargs.items() if key in {a.name for a in operator._schema.arguments if a.is_out}]
@@ -92,7 +90,11 @@ class Numerics:
             small = tensor.to(target)
             narrowed.append((tensor, small))
             error = (small.double() - tensor).abs()
-            worst = float((error / tensor.abs().clamp_min(torch.finfo(tensor.dtype).tiny)).nan_to_num(0.0).max()) if error.numel() else 0
+            worst = (
+                float((error / tensor.abs().clamp_min(torch.finfo(tensor.dtype).tiny)).nan_to_num(0.0).max())
+                if error.numel()
+                else 0
+            )
             if worst and torch.isfinite(tensor).any():
                 self._recorder.finding(
                     "float64 computed in float32",

@@ -35,7 +35,19 @@ SYNCS: Mapping[str, str] = {
 _MASKED = {"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"}
 _MOVES = {"copy", "_to_copy"}
 # Allocation and metadata: no kernel runs.
-_FREE = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize", "set", "detach", "lift_fresh", "lift", "record_stream"}
+_FREE = {
+    "empty",
+    "empty_strided",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+    "resize",
+    "set",
+    "detach",
+    "lift_fresh",
+    "lift",
+    "record_stream",
+}
 _ATTENTION = {"_scaled_dot_product_fused_attention_overrideable", "scaled_dot_product_attention"}
 
 

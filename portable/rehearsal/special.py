@@ -9,7 +9,13 @@ import torch
 from portable.rehearsal.device import Device
 
 _aten = torch.ops.aten
-_FUSED = ("_fused_adamw_.default", "_fused_adamw_.tensor_lr", "_fused_adam_.default", "_fused_adam_.tensor_lr", "_fused_sgd_.default")
+_FUSED = (
+    "_fused_adamw_.default",
+    "_fused_adamw_.tensor_lr",
+    "_fused_adam_.default",
+    "_fused_adam_.tensor_lr",
+    "_fused_sgd_.default",
+)
 
 
 def install(device: Device) -> None:

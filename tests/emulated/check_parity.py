@@ -265,7 +265,15 @@ def test_gradient_functions(dev: torch.device) -> None:
         y.view(-1)[3] = 7.0
         (z,) = torch.autograd.grad(y.sin().sum(), x)
         jac = torch.func.jacrev(lambda t: (t * t).sum(0))(x.detach())
-        return [x.grad.cpu(), gg.cpu(), z.cpu(), jac.cpu(), y.detach().cpu(), *seen, *(p.grad.cpu() for p in layer.parameters())]
+        return [
+            x.grad.cpu(),
+            gg.cpu(),
+            z.cpu(),
+            jac.cpu(),
+            y.detach().cpu(),
+            *seen,
+            *(p.grad.cpu() for p in layer.parameters()),
+        ]
 
     same(run(CPU), run(dev))
 

@@ -64,7 +64,9 @@ def build(headers: Path) -> Path:
     """
     sources = sorted(_SOURCE.glob("*.c"))
     if not (headers / "acl" / "acl.h").is_file():
-        raise ConfigurationError(f"torch_npu's own headers (acl/acl.h) are not in {headers}. Reinstall torch-npu from its wheel.")
+        raise ConfigurationError(
+            f"torch_npu's own headers (acl/acl.h) are not in {headers}. Reinstall torch-npu from its wheel."
+        )
     folder = cache_folder() / _key(sources, headers)
     if (folder / _RUNTIME).is_file():
         return folder

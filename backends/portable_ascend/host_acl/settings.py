@@ -86,9 +86,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings | 
     devices = named.get("devices")
     if devices is not None and not devices.isdecimal():
         raise ConfigurationError(f"{VARIABLE}={text!r} asks for {devices!r} devices, not a number. Write {_FORM}.")
-    return settings(
-        named.get("soc", soc), None if devices is None else int(devices), named.get("hbm"), named.get("path")
-    )
+    return settings(named.get("soc", soc), None if devices is None else int(devices), named.get("hbm"), named.get("path"))
 
 
 def _visible() -> int:

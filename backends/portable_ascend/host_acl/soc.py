@@ -50,11 +50,7 @@ _FAMILIES = (
     (("Ascend950DT_9571", "Ascend950DT_9581", "Ascend950DT_9591"), 144, 32, 64, 128),
 )
 
-SOCS = {
-    name: Soc(name, hbm * _GIB, cube, vector, l2 * _MIB)
-    for names, hbm, cube, vector, l2 in _FAMILIES
-    for name in names
-}
+SOCS = {name: Soc(name, hbm * _GIB, cube, vector, l2 * _MIB) for names, hbm, cube, vector, l2 in _FAMILIES for name in names}
 
 # What people call them. A 910C package is two dies, each a device with an SoC name of the 910_93 family.
 _ALIASES = {
