@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from types import ModuleType
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch.utils import backend_registration
@@ -26,36 +26,52 @@ class _Guard(torch._C._acc.DeviceGuard):
         return torch._C._autograd.DeviceType.PrivateUse1  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True)
 class Rehearsal:
-    """The emulated device of this process.
+    """The devices of this process that are not hardware.
 
     Attributes:
-        profile: its rules.
-        device: the device itself.
+        profile: their rules.
+        device: what runs their operators.
         module: ``torch.<device type>``.
-        recorder: what happened on it.
+        execution: "emulated", or "vendor-package-on-host" where the vendor's own package runs.
+        libraries: PyTorch forgets the kernels when these are collected.
     """
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
-        self.device = Device(profile)
-        self.module: ModuleType = module(self.device, self.device.random)
-        backend_registration._setup_privateuseone_for_python_backend(
-            profile.device_type, backend_module=self.module, device_guard=_Guard()
-        )
-        self._libraries = (
-            *self.device.register(),
-            Attention(self.device).register(),
-            *autocast.register(profile.device_type),
-            *standins.install(self.device, self.module),
-        )
-        special.install(self.device)
-        compiler.register(self.device)
-        distributed.register(self.device)
+    profile: Profile
+    device: Device
+    module: Any
+    execution: Literal["emulated", "vendor-package-on-host"]
+    libraries: tuple[torch.library.Library, ...]
 
     @property
     def recorder(self) -> Recorder:
+        """What happened on them."""
         return self.device.recorder
+
+
+def _emulated(profile: Profile) -> Rehearsal:
+    device = Device(profile)
+    made = module(device, device.random)
+    backend_registration._setup_privateuseone_for_python_backend(
+        profile.device_type, backend_module=made, device_guard=_Guard()
+    )
+    libraries = (
+        *device.register(),
+        Attention(device).register(),
+        *autocast.register(profile.device_type),
+        *standins.install(device, made),
+    )
+    special.install(device)
+    compiler.register(device)
+    distributed.register(device)
+    return Rehearsal(profile, device, made, "emulated", libraries)
+
+
+def adopt(rehearsal: Rehearsal) -> None:
+    """Let `current` answer devices that a backend has made in its own way."""
+    global _current
+    _current = rehearsal
 
 
 def current() -> Rehearsal | None:
@@ -88,5 +104,5 @@ def start(profile: Profile) -> Rehearsal:
                 "(a vendor's package or another emulated device), and PyTorch has one slot for devices from outside. "
                 "Start a new process without it (TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps installed packages from loading)."
             )
-        _current = Rehearsal(profile)
+        _current = _emulated(profile)
         return _current
