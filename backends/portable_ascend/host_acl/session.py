@@ -1,0 +1,38 @@
+"""Starting the rehearsal on the host runtime: kernels, counters, the stand-in for hccl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from portable.rehearsal import Rehearsal, sources
+from portable.rehearsal.session import adopt
+from portable_ascend.host_acl import attention, composite, derivatives, kernels, special
+from portable_ascend.host_acl.device import HostDevice
+from portable_ascend.host_acl.profile import profile
+from portable_ascend.host_acl.settings import Settings
+
+
+def start(settings: Settings) -> Rehearsal:
+    """Let the CPU compute what torch_npu launches. torch_npu must have been loaded on the host runtime before."""
+    sources.ignore(str(Path(__file__).parents[1]))
+    sources.ignore(str(Path(__import__("torch_npu").__file__).parent))
+    table = kernels.VendorKernels()
+    device = HostDevice(profile(settings, table))
+    special.install(device)
+    libraries = (*kernels.register(device, _vendor(), table), attention.register(device), composite.register(device))
+    module = torch.npu  # type: ignore[attr-defined]
+    rehearsal = Rehearsal(device.profile, device, module, "vendor-package-on-host", libraries)
+    adopt(rehearsal)
+    return rehearsal
+
+
+def _vendor() -> Mapping[str, Callable[..., Any]]:
+    try:
+        from portable_ascend.host_acl.vendor import OPERATORS
+    except ImportError:
+        return derivatives.OPERATORS
+    return {**derivatives.OPERATORS, **OPERATORS}
