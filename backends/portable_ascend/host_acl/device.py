@@ -128,15 +128,19 @@ class GeneratorState:
         """Take the next draw of this thread from a generator other than the device's default one."""
         self._given.generator = generator
 
-    def next_seed(self, index: int) -> int:
-        """Advance the generator of a device, and answer a 64-bit seed made from where it was."""
+    def advance(self, index: int) -> tuple[int, int]:
+        """Seed and offset of a device's generator as they were; the offset grows."""
         generator = getattr(self._given, "generator", None)
         self._given.generator = None
         if generator is None:
             generator = torch.npu.default_generators[index]  # type: ignore[attr-defined]
         offset = generator.get_offset()
         generator.set_offset(offset + 4)  # the device's generator makes four numbers per step; offsets are multiples of it
-        return mixed(generator.initial_seed(), offset)
+        return generator.initial_seed(), offset
+
+    def next_seed(self, index: int) -> int:
+        """A seed for the CPU's generator."""
+        return mixed(*self.advance(index))
 
     def draw(self, index: int, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Call a function that draws from the CPU's default generator."""

@@ -54,7 +54,7 @@ def register(
     """Give PyTorch the kernels; they last as long as the libraries answered."""
     aten = torch.library.Library("aten", "IMPL")
     missing = []
-    for operator in _operators("aten"):
+    for operator in operators("aten"):
         name = operator._name
         if _has(name, _KEY):
             if base_name(operator) not in KEPT and not _is_view(operator):
@@ -68,7 +68,7 @@ def register(
     aten.impl("_to_copy", device.to_copy, _KEY, allow_override=True)
     table.learn(frozenset(missing))
     npu = torch.library.Library("npu", "IMPL")
-    for operator in _operators("npu"):
+    for operator in operators("npu"):
         if not _has(operator._name, _KEY):
             continue
         function = vendor.get(operator._name)
@@ -95,7 +95,7 @@ def _call(function: Callable[..., Any], operator: Any, args: Any, kwargs: Any) -
     return function(*args, **kwargs)
 
 
-def _operators(namespace: str) -> list[Any]:
+def operators(namespace: str) -> list[Any]:
     found = []
     for name in torch._C._dispatch_get_all_op_names():
         owner, _, rest = name.partition("::")

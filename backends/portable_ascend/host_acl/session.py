@@ -10,10 +10,11 @@ import torch
 
 from portable.rehearsal import Rehearsal, sources
 from portable.rehearsal.session import adopt
-from portable_ascend.host_acl import attention, composite, derivatives, kernels, special
+from portable_ascend.host_acl import attention, composite, derivatives, hccl, kernels, special
 from portable_ascend.host_acl.device import HostDevice
 from portable_ascend.host_acl.profile import profile
 from portable_ascend.host_acl.settings import Settings
+from portable_ascend.host_acl.vendor import OPERATORS, draws
 
 
 def start(settings: Settings) -> Rehearsal:
@@ -23,7 +24,13 @@ def start(settings: Settings) -> Rehearsal:
     table = kernels.VendorKernels()
     device = HostDevice(profile(settings, table))
     special.install(device)
-    libraries = (*kernels.register(device, _vendor(), table), attention.register(device), composite.register(device))
+    libraries = (
+        *kernels.register(device, _vendor(), table),
+        attention.register(device),
+        composite.register(device),
+        *hccl.register(device),
+    )
+    draws.source = lambda: device.random.advance(device.current_index)  # type: ignore[attr-defined]
     module = torch.npu  # type: ignore[attr-defined]
     rehearsal = Rehearsal(device.profile, device, module, "vendor-package-on-host", libraries)
     adopt(rehearsal)
@@ -31,8 +38,4 @@ def start(settings: Settings) -> Rehearsal:
 
 
 def _vendor() -> Mapping[str, Callable[..., Any]]:
-    try:
-        from portable_ascend.host_acl.vendor import OPERATORS
-    except ImportError:
-        return derivatives.OPERATORS
     return {**derivatives.OPERATORS, **OPERATORS}
