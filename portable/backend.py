@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from portable.rehearsal import Rehearsal
+    from portable.rehearse.costs import Costs
 
 
 class Backend:
@@ -189,6 +190,11 @@ class Backend:
             "its package brings no emulated device",
             "portable rehearse --backend neuron or ascend",
         )
+
+    @property
+    def costs(self) -> Costs | None:
+        """What the findings of a rehearsal cost on these devices, in words; None for words that hold for any device."""
+        return None
 
     def profiler(self, **kwargs: Any) -> Any:
         """A profiler with the activities of this backend: ``torch.profiler.profile`` or the vendor's own."""

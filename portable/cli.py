@@ -96,6 +96,8 @@ def info(
 class _Run(TyperCommand):
     """As in python itself, what follows ``-m MODULE`` belongs to the module, options too."""
 
+    with_value = frozenset({"--backend", "--report"})
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         before = args[: args.index("--")] if "--" in args else args
         position = before.index("-m") if "-m" in before else len(args)
@@ -104,10 +106,14 @@ class _Run(TyperCommand):
             args = [*args[: position + 2], "--", *args[position + 2 :]]
         return super().parse_args(ctx, args)
 
-    @staticmethod
-    def _is_ours(words: list[str]) -> bool:
-        with_value = {"--backend", "--report"}
-        return all(word.startswith("-") or words[i - 1] in with_value for i, word in enumerate(words))
+    def _is_ours(self, words: list[str]) -> bool:
+        return all(word.startswith("-") or words[i - 1] in self.with_value for i, word in enumerate(words))
+
+
+class _Rehearse(_Run):
+    with_value = frozenset(
+        {"--backend", "--generation", "--memory", "--devices", "--steps", "--json", "--markdown", "--fail-on"}
+    )
 
 
 @app.command(
@@ -137,3 +143,53 @@ def run(
     target = module if module is not None else script
     assert target is not None
     sys.exit(run_script(target, rest, module=module is not None, backend=chosen, report=report, quiet=quiet))
+
+
+@app.command(
+    cls=_Rehearse,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+def rehearse(
+    backend: Annotated[str, typer.Option(help="ascend, neuron, or another plugin's backend that can be emulated.")],
+    script: Annotated[str | None, typer.Argument(help="The script, followed by its own arguments.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    module: Annotated[str | None, typer.Option("-m", help="Run a module instead of a script, like python -m.")] = None,
+    generation: Annotated[str | None, typer.Option(help="trn2, Ascend910B2, ... (default: the backend's).")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of each device, such as 24GiB (default: the chip's).")] = None,
+    devices: Annotated[int | None, typer.Option(help="How many devices the program sees.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Stop the script after this many optimizer steps.")] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write the result as JSON to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write a Markdown section to this file.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first refusal, as the device would.")] = False,
+    fail_on: Annotated[
+        str | None, typer.Option(help="blocker, wrong or major: exit with 3 if there is such a finding.")
+    ] = None,
+) -> None:
+    """Run a script on an emulated device, and report what the real one would refuse, get wrong or be slow at."""
+    if module is None and script is None:
+        raise typer.BadParameter("nothing to rehearse was given; name a script, or a module with -m")
+    rest = list(args or [])
+    if module is not None and script is not None:
+        rest.insert(0, script)
+    from portable.errors import PortableError
+
+    try:
+        from portable.rehearse import options
+
+        target = module if module is not None else script
+        assert target is not None
+        asked = options.Options(
+            backend, target, tuple(rest), module is not None, generation,
+            None if memory is None else options.memory(memory), devices, steps, as_json, markdown, strict, fail_on,  # type: ignore[arg-type]
+        )  # fmt: skip
+        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # an installed vendor package would take the one slot for devices
+        from portable._loading import ensure_torch
+
+        ensure_torch()
+        from portable.rehearse.command import rehearse as start
+
+        code = start(asked)
+    except PortableError as error:
+        print(f"portable rehearse: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    sys.exit(code)

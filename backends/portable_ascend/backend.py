@@ -11,8 +11,10 @@ import torch
 
 from portable import emulation
 from portable.backend import Backend
+from portable.rehearse.costs import Costs
 from portable.spec import Availability, Generation
 from portable.support import Support, emulated, native, unsupported
+from portable_ascend.costs import COSTS
 from portable_ascend.diagnosis import Found, diagnose, look
 from portable_ascend.facts import SPEC, generation_of
 from portable_ascend.surface import SURFACE
@@ -40,6 +42,10 @@ class AscendBackend(Backend):
         if count == 0:
             return Availability(False, "torch_npu finds no device", "check with npu-smi info that a device is healthy and free")
         return Availability(True, f"{count} device{'s' if count > 1 else ''}", device_count=count)
+
+    @property
+    def costs(self) -> Costs:
+        return COSTS
 
     def support_changes(self) -> Mapping[str, Support]:
         return {

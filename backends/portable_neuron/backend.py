@@ -14,8 +14,10 @@ import portable
 from portable import emulation
 from portable.backend import Backend
 from portable.errors import ConfigurationError
+from portable.rehearse.costs import Costs
 from portable.spec import Availability, Generation
 from portable.support import Support, emulated, native, noop, unsupported
+from portable_neuron.costs import COSTS
 from portable_neuron.diagnosis import diagnose, look
 from portable_neuron.emulated import VARIABLE, Options, emulate, emulation_asked, rehearse
 from portable_neuron.facts import GENERATIONS, SPEC
@@ -83,6 +85,10 @@ class NeuronBackend(Backend):
 
     def emulate(self, generation: str | None = None, devices: int = 1, memory: int | None = None) -> Rehearsal:
         return emulate(generation, devices, memory)
+
+    @property
+    def costs(self) -> Costs:
+        return COSTS
 
     def probe(self) -> Availability:
         try:

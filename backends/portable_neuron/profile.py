@@ -38,12 +38,13 @@ _KERNELS = frozenset(
         "_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_fused_attention_overrideable_backward",
         # Forward and backward of layers that AWS's own examples train with.
         "native_layer_norm_backward", "native_dropout", "native_dropout_backward", "nll_loss_forward", "nll_loss_backward",
-        "_log_softmax_backward_data", "_softmax_backward_data", "_safe_softmax", "embedding_dense_backward", "convolution_backward",
-        "native_batch_norm", "native_batch_norm_backward", "native_group_norm_backward", "gelu_backward", "silu_backward",
-        "max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward", "threshold_backward",
-        "tanh_backward", "sigmoid_backward", "mse_loss", "mse_loss_backward", "baddbmm", "addmv", "mv", "dot", "stack", "cat",
-        "linalg_vector_norm", "norm", "masked_fill", "one_hot", "tril", "triu", "eye", "zero", "fill", "uniform", "bernoulli",
-        "random", "_index_put_impl", "slice_backward", "select_backward", "bincount", "_fused_rms_norm", "std", "argsort",
+        "_log_softmax_backward_data", "_softmax_backward_data", "_safe_softmax", "embedding_dense_backward",
+        "convolution_backward", "native_batch_norm", "native_batch_norm_backward", "native_group_norm_backward",
+        "gelu_backward", "silu_backward", "max_pool2d_with_indices_backward", "avg_pool2d_backward",
+        "_adaptive_avg_pool2d_backward", "threshold_backward", "tanh_backward", "sigmoid_backward", "mse_loss",
+        "mse_loss_backward", "baddbmm", "addmv", "mv", "dot", "stack", "cat", "linalg_vector_norm", "norm", "masked_fill",
+        "one_hot", "tril", "triu", "eye", "zero", "fill", "uniform", "bernoulli", "random", "_index_put_impl",
+        "slice_backward", "select_backward", "bincount", "_fused_rms_norm", "std", "argsort",
     }
 )  # fmt: skip
 _UNKNOWN_TABLE = "the package's own table of operators could not be read; a published sweep of 2026 saw only normal_ fall back"
@@ -75,10 +76,11 @@ def flash_gate(call: AttentionCall) -> list[str]:
 def attention_hazards(call: AttentionCall) -> list[str]:
     """What may come out wrong on the device without a word."""
     if call.causal and call.query[-2] != call.key[-2]:
-        return [
+        hazard = (
             f"is_causal with {call.query[-2]} queries and {call.key[-2]} keys: the package's paths align the mask differently "
             "(top left, bottom right); pass an explicit mask"
-        ]
+        )
+        return [hazard]
     return []
 
 
@@ -160,7 +162,7 @@ def profile(chosen: Options = Options()) -> Profile:  # noqa: B008 - a frozen da
         ),
         kernels=Rule(
             KernelTable(("core", "pointwise"), _KERNELS, {"normal": "measured: the one operator of a sweep that fell back"}),
-            "operators that PyTorch tags core or pointwise and those of common layers have kernels; others run on the CPU, silently",
+            "operators that PyTorch tags core or pointwise, and those of common layers have kernels; the CPU runs others",
             assumed=_UNKNOWN_TABLE,
         ),
         compile_per_shape=Rule(
@@ -176,12 +178,12 @@ def profile(chosen: Options = Options()) -> Profile:  # noqa: B008 - a frozen da
         random=Rule(
             "cpu",
             "random operators draw from the CPU's generator; torch.Generator(device) does not exist",
-            assumed="drop (torch.randn consumed the CPU's generator); not confirmed for 2.33, whose state is 16 bytes of Philox",
+            assumed="drop (torch.randn consumed the CPU's generator); not confirmed for 2.33 (16 bytes of Philox)",
         ),
         keeps_parameters=Rule(
             True,
             "Module.to changes parameters in place, so that shared weights stay shared",
-            assumed="PyTorch lets a device from outside choose (c10/core/TensorImpl.h); a package for training must choose this",
+            assumed="PyTorch lets a device from outside choose (c10/core/TensorImpl.h); training needs this choice",
         ),
         pinned=Rule(True, "is_pinned() answers True for every CPU tensor", assumed="drop; not confirmed for 2.33"),
         collectives=Rule(
@@ -210,6 +212,6 @@ def profile(chosen: Options = Options()) -> Profile:  # noqa: B008 - a frozen da
 
 
 EXTRA_SURFACE = (
-    "get_amp_supported_dtype", "wait_stream", "wait_event", "record_event", "query", "get_dynamo_metrics", "reset_dynamo_metrics",
-    "_is_in_bad_fork",
+    "get_amp_supported_dtype", "wait_stream", "wait_event", "record_event", "query", "get_dynamo_metrics",
+    "reset_dynamo_metrics", "_is_in_bad_fork",
 )  # fmt: skip

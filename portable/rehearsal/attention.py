@@ -18,7 +18,7 @@ from portable.rehearsal.observing import attention_call
 _aten = torch.ops.aten
 _fused = _aten._scaled_dot_product_fused_attention_overrideable.default
 _fused_backward = _aten._scaled_dot_product_fused_attention_overrideable_backward.default
-_FLASH = int(torch._C._SDPBackend.FLASH_ATTENTION)  # type: ignore[attr-defined]
+_FLASH = int(torch._C._SDPBackend.FLASH_ATTENTION)  # type: ignore[attr-defined, call-overload]
 
 _DEFAULTS = (None, None, None, None, 0.0, False)  # query, key, value, mask, dropout, causal
 
@@ -62,7 +62,7 @@ class Attention:
             device.memory[query.device.index].transient(call.scores)
         host = [None if t is None else device.host(t.detach()) for t in (query, key, value, attn_mask)]
         learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-        choice = torch._fused_sdp_choice(*host, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)  # type: ignore[arg-type]
+        choice = torch._fused_sdp_choice(*host, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)  # type: ignore[arg-type, misc]
         if choice == _FLASH and not learned:
             return _fused(query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale)[0]
         if attn_mask is not None and attn_mask.dtype == torch.bool:

@@ -129,10 +129,11 @@ class Compiler:
             )
             if dynamic:
                 shape = getattr(value, "shape", value)
-                raise ConfigurationError(
-                    f"torch.compile(backend={self._rule.backend!r}) met the dynamic shape {shape} of {node.name!r}: the compiler needs "
-                    "static shapes. Pass dynamic=False, and pad or bucket inputs whose size changes."
+                error = ConfigurationError(
+                    f"torch.compile(backend={self._rule.backend!r}) met the dynamic shape {shape} of {node.name!r}: the "
+                    "compiler needs static shapes. Pass dynamic=False, and pad or bucket inputs whose size changes."
                 )
+                self._device.recorder.refuse("torch.compile", error)
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):

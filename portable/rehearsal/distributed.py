@@ -1,10 +1,13 @@
-"""The process group of the emulated device: gloo carries the bytes, the profile's `CollectiveRule` decides what is refused or rounded."""
+"""The process group of the emulated device.
+
+gloo carries the bytes; the profile's `CollectiveRule` decides what is refused and what is rounded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -19,10 +22,12 @@ class Group(dist.ProcessGroup):
     Args:
         device: the emulated device of this process.
         carrier: a gloo process group of the same processes.
+
+    The methods are those that PyTorch's C++ calls, with its options objects; its stubs list further forms, for users.
     """
 
     def __init__(self, device: Device, carrier: Any) -> None:
-        super().__init__(carrier.rank(), carrier.size())
+        super().__init__(carrier.rank(), carrier.size())  # type: ignore[call-arg]
         self._device = device
         self._carrier = carrier
         self._rule: CollectiveRule = device.profile.collectives.value
@@ -39,24 +44,27 @@ class Group(dist.ProcessGroup):
 
     # -- helpers -------------------------------------------------------------------------------------------------------------
 
-    def _refuse(self, operation: str, reason: str) -> NoReturn:
-        raise NotImplementedError(
+    def _refuse(self, operation: str, reason: str) -> None:
+        error = NotImplementedError(
             f"{operation} was called on the process group {self._rule.name!r}, which does not do it: {reason}. "
             "Use a gloo group for it: group = dist.new_group(backend='gloo'), with tensors on the CPU."
         )
+        self._device.recorder.refuse(operation, error)
 
     def _lower(self, operation: str, tensors: Any) -> Any:
         if not isinstance(tensors, torch.Tensor):
             return [self._lower(operation, tensor) for tensor in tensors]
         if tensors.device.type != self._device.kind:
             raise RuntimeError(
-                f"{operation}: a tensor on {tensors.device} was passed to the process group {self._rule.name!r}, which takes tensors on "
-                f"{self._device.kind} only. Move it there, or use a gloo group for tensors on the CPU."
+                f"{operation}: a tensor on {tensors.device} was passed to the process group {self._rule.name!r}, which takes "
+                f"tensors on {self._device.kind} only. Move it there, or use a gloo group for tensors on the CPU."
             )
         if tensors.dim() and tensors.shape[0] == 0:
-            raise RuntimeError(
-                f"{operation}: a tensor whose first dimension is 0 was passed, which {self._rule.name!r} refuses"
+            error = RuntimeError(
+                f"{operation}: a tensor whose first dimension is 0 was passed, which {self._rule.name!r} refuses. "
+                "Pad it, or leave the call out on all ranks."
             )
+            self._device.recorder.refuse(operation, error)
         return self._device.host(tensors.detach())
 
     def _done(self, operation: str, answer: Any) -> Any:
@@ -64,7 +72,7 @@ class Group(dist.ProcessGroup):
             self._device.recorder.collective(operation)
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(answer)
-        return torch._C._distributed_c10d._create_work_from_future(future)
+        return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
     def _rounds(self, tensor: torch.Tensor) -> bool:
         integer = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
@@ -86,13 +94,14 @@ class Group(dist.ProcessGroup):
                 self._device.recorder.finding(
                     "integer collective through float32",
                     operation,
-                    f"exact to {self._rule.integer_bits} bits only: off by up to {worst:.0f}; use a gloo group for large integers",
+                    f"exact to {self._rule.integer_bits} bits only: off by up to {worst:.0f}; "
+                    "use a gloo group for large integers",
                     worst,
                 )
 
     # -- collectives ---------------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """Combine over all ranks, in place."""
         opts = opts or dist.AllreduceOptions()
         for host in self._lower("all_reduce", tensors):
@@ -119,13 +128,13 @@ class Group(dist.ProcessGroup):
             plain.reduceOp = opts.reduceOp
         return self.allreduce(tensors, plain)
 
-    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """Combine over all ranks onto one."""
         for host in self._lower("reduce", tensors):
             self._reduce("reduce", host, lambda part: self._carrier.reduce([part], opts).wait())
         return self._done("reduce", tensors)
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """Copy one rank's tensors to all."""
         opts = opts or dist.BroadcastOptions()
         for host in self._lower("broadcast", tensors):
@@ -135,7 +144,7 @@ class Group(dist.ProcessGroup):
                 self._carrier.broadcast([host], opts).wait()
         return self._done("broadcast", tensors)
 
-    def allgather(self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None) -> Any:
+    def allgather(self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """Every rank gets the tensors of all."""
         self._carrier.allgather(self._lower("all_gather", outs), self._lower("all_gather", tensors)).wait()
         return self._done("all_gather", outs)
@@ -146,19 +155,19 @@ class Group(dist.ProcessGroup):
         self._carrier.allgather([parts], [host]).wait()
         return self._done("all_gather_into_tensor", out)
 
-    all_gather_single = _allgather_base
+    all_gather_single = _allgather_base  # type: ignore[assignment]
 
-    def gather(self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None) -> Any:
+    def gather(self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """One rank gets the tensors of all."""
         self._carrier.gather(self._lower("gather", outs), self._lower("gather", tensors), opts).wait()
         return self._done("gather", outs)
 
-    def scatter(self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any = None) -> Any:
+    def scatter(self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any = None) -> Any:  # type: ignore[override]
         """Each rank gets a tensor from one."""
         self._carrier.scatter(self._lower("scatter", outs), self._lower("scatter", tensors), opts).wait()
         return self._done("scatter", outs)
 
-    def reduce_scatter(self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any = None) -> Any:
+    def reduce_scatter(self, outs: list[torch.Tensor], tensors: list[list[torch.Tensor]], opts: Any = None) -> Any:  # type: ignore[override]
         """Combine lists of tensors over all ranks; each rank gets its part."""
         for out, parts in zip(outs, tensors, strict=True):
             self._reduce_scatter("reduce_scatter", out, torch.stack(self._lower("reduce_scatter", parts)), opts)
@@ -176,7 +185,7 @@ class Group(dist.ProcessGroup):
         self._reduce_scatter("reduce_scatter_tensor", out, parts, opts)
         return self._done("reduce_scatter_tensor", out)
 
-    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
 
     def alltoall_base(
         self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], in_sizes: list[int], opts: Any = None
@@ -188,7 +197,7 @@ class Group(dist.ProcessGroup):
         self._carrier.alltoall_base(self._lower("all_to_all_single", out), host, out_sizes, in_sizes).wait()
         return self._done("all_to_all_single", out)
 
-    all_to_all_single = alltoall_base
+    all_to_all_single = alltoall_base  # type: ignore[assignment]
 
     def alltoall(self, outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None) -> Any:
         """Each rank sends a tensor to every other."""

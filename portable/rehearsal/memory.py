@@ -6,6 +6,7 @@ Each storage on the device is a block. It counts from the moment it is made unti
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -31,15 +32,28 @@ class Memory:
         total: bytes that it has.
         rounding: (granule, limit): sizes below the limit are rounded up to the granule.
         name: the device's name, for messages.
+        refuse: called with "memory" and the error when there is not enough; if it returns, the memory is given all the same.
+        where: answers the line of the program that runs.
     """
 
-    def __init__(self, total: int, rounding: tuple[int, int], name: str) -> None:
+    def __init__(
+        self,
+        total: int,
+        rounding: tuple[int, int],
+        name: str,
+        refuse: Callable[[str, Exception], None],
+        where: Callable[[], str],
+    ) -> None:
         self.total = total
+        self._refuse = refuse
+        self._where = where
         self.name = name
         self._granule, self._limit = rounding
         self._freed: deque[int] = deque()
         self._used = 0
         self.peak = 0
+        self.peak_line: str | None = None
+        self._noted = 0  # the peak when the line was taken; taking it costs more than an allocation, so not for every byte
         self.allocations = 0
 
     @property
@@ -64,10 +78,11 @@ class Memory:
         size = self.round(size)
         used = self.used
         if used + size > self.total:
-            raise torch.OutOfMemoryError(
+            error = torch.OutOfMemoryError(
                 f"{self.name} (emulated) out of memory: {size:,} bytes were asked for, {used:,} of {self.total:,} are in use. "
                 "Use a smaller batch, shorter sequences, activation checkpointing, or a device with more memory."
             )
+            self._refuse("memory", error)
         return size
 
     def block(self, size: int) -> Block:
@@ -80,14 +95,22 @@ class Memory:
         self._used += size
         self.allocations += 1
         if self._used > self.peak:
-            self.peak = self._used
+            self._new_peak(self._used)
         return Block(size, self._freed)
 
     def transient(self, size: int) -> None:
         """Memory that a kernel takes while it runs: it must fit, and counts for the peak."""
         size = self.check(size)
-        self.peak = max(self.peak, self._used + size)
+        if self._used + size > self.peak:
+            self._new_peak(self._used + size)
+
+    def _new_peak(self, size: int) -> None:
+        self.peak = size
+        if size > 1.01 * self._noted:
+            self._noted = size
+            self.peak_line = self._where()
 
     def reset_peak(self) -> None:
         """Let the peak start from what is in use now."""
-        self.peak = self.used
+        self.peak = self._noted = self.used
+        self.peak_line = None

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from portable.rehearsal.kernels import base_name
 from portable.rehearsal.profile import Profile
 from portable.rehearsal.recorder import Recorder
+from portable.rehearsal.schemas import mutates
 
 MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "vdot", "_int_mm", "matmul", "linear"})
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_convolution"})
@@ -61,9 +62,13 @@ class Numerics:
                 return self._integer_product(operator, args, kwargs)
             if self._matmul_dtype and torch.float32 in dtypes and (base in MATMULS or base in _CONVOLUTIONS):
                 args, kwargs = tree_map_only(torch.Tensor, self._rounded, (tuple(args), dict(kwargs)))
-            if self._integer and (self._integer & dtypes or asked in self._integer or base in _INTEGER_ARITHMETIC):
-                if torch.Tag.pointwise in operator.tags or base in _INTEGER_ARITHMETIC:
-                    return self._narrow_integers(operator, args, kwargs)
+            arithmetic = base in _INTEGER_ARITHMETIC or torch.Tag.pointwise in operator.tags
+            if (
+                arithmetic
+                and self._integer
+                and (self._integer & dtypes or asked in self._integer or base in _INTEGER_ARITHMETIC)
+            ):
+                return self._narrow_integers(operator, args, kwargs)
         return operator(*args, **kwargs)
 
     def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -76,16 +81,17 @@ class Numerics:
         inputs = {t.dtype for t in args if isinstance(t, torch.Tensor)}
         for tensor in out:
             if isinstance(tensor, torch.Tensor) and tensor.dtype in self._refused_out and tensor.dtype not in inputs:
-                raise TypeError(
+                error = TypeError(
                     f"{name}: the output tensor has dtype {str(tensor.dtype)[6:]}, which the device does not support for out= "
                     "unless an input has it. Pass a float32 tensor as out=, or leave out= away."
                 )
+                self._recorder.refuse(name, error)
         narrowed: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def narrow(tensor: torch.Tensor) -> torch.Tensor:
             target = self._computes_in.get(tensor.dtype)
             # A tensor without dimensions is a scalar to the device and keeps its precision (unless it is written to).
-            if target is None or not target.is_floating_point or (tensor.dim() == 0 and not _mutates(operator)):
+            if target is None or not target.is_floating_point or (tensor.dim() == 0 and not mutates(operator)):
                 return tensor
             small = tensor.to(target)
             narrowed.append((tensor, small))
@@ -107,10 +113,10 @@ class Numerics:
         args, kwargs = tree_map_only(torch.Tensor, narrow, (tuple(args), dict(kwargs)))
         asked = kwargs.get("dtype")
         if asked in self._float:
-            kwargs["dtype"] = self._computes_in[asked]
+            kwargs = {**kwargs, "dtype": self._computes_in[asked]}
         answer = operator(*args, **kwargs)
         back = {id(small): wide for wide, small in narrowed}
-        if _mutates(operator):
+        if mutates(operator):
             for wide, small in narrowed:
                 if not torch.equal(small, wide.to(small.dtype)):
                     wide.copy_(small)
@@ -141,7 +147,7 @@ class Numerics:
                 f"exact to {self._bits} bits only: off by up to {worst:.0f}; multiply on the CPU, or keep results below 2^24",
                 worst,
             )
-        if _mutates(operator):
+        if mutates(operator):
             return exact.copy_(through)
         return through
 
@@ -160,7 +166,7 @@ class Numerics:
             return tensor.to(torch.int32).to(tensor.dtype)
 
         narrow_args, narrow_kwargs = args, kwargs
-        if not _mutates(operator):
+        if not mutates(operator):
             narrow_args, narrow_kwargs = tree_map_only(torch.Tensor, wrap, (tuple(args), dict(kwargs)))
         answer = operator(*narrow_args, **narrow_kwargs)
         result = tree_map_only(torch.Tensor, wrap, answer)
@@ -172,10 +178,6 @@ class Numerics:
             "values beyond 2^31 wrapped around; keep them within 32 bits, or compute this on the CPU",
             1.0,
         )
-        if _mutates(operator) and isinstance(answer, torch.Tensor):
+        if mutates(operator) and isinstance(answer, torch.Tensor):
             return answer.copy_(result)
         return result
-
-
-def _mutates(operator: Any) -> bool:
-    return bool(operator._schema.is_mutable)

@@ -17,8 +17,8 @@ from portable.rehearsal.kernels import base_name
 from portable.rehearsal.profile import AttentionCall, Profile
 from portable.rehearsal.recorder import Recorder
 
-# Operators whose result or size the host must know before it can go on, so it waits for the device (each answers a Python value,
-# or a tensor whose size depends on the data).
+# Operators whose result or size the host must know before it can go on, so it waits for the device: each answers a Python
+# value, or a tensor whose size depends on the data.
 SYNCS: Mapping[str, str] = {
     "_local_scalar_dense": "item",
     "equal": "equal",

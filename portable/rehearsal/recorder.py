@@ -35,13 +35,18 @@ class Recorder:
         copies: "to the device" / "to the CPU" to [count, bytes].
         graphs: name of a compiled function to [graphs, recompilations].
         collectives: operation to how many calls.
+        lenient: whether `refuse` records instead of raising.
+        peak, peak_line: functions that answer the peak of the memory in use (bytes) and the line that brought it there, if the
+            device knows them.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._counters: list[Counter[str]] = []
         self._mine = _PerThread(self._counters)
+        self.lenient = False  # see `refuse`
         self.peak: Any = None  # a function that answers the peak of memory in bytes
+        self.peak_line: Any = None  # a function that answers the line of the program that brought memory to (about) its peak
         self._clear()
 
     def _clear(self) -> None:
@@ -116,6 +121,21 @@ class Recorder:
             if size > entry[2]:
                 entry[1:] = [detail, size]
 
+    def refuse(self, name: str, error: Exception) -> None:
+        """The real device refuses this call: raise, or in lenient mode record a finding "refused" and let it be computed.
+
+        Args:
+            name: the operator or function.
+            error: what the device says.
+
+        Raises:
+            Exception: ``error``, unless lenient.
+        """
+        if not self.lenient:
+            raise error
+        if not self.paused:
+            self.finding("refused", name, str(error))
+
     def attention_call(self, path: str, reasons: tuple[str, ...], shapes: str) -> None:
         """A call of scaled_dot_product_attention took this path, for these reasons if not the fused one."""
         with self._lock:
@@ -166,4 +186,5 @@ class Recorder:
                 "copies": {name: {"count": n, "bytes": size} for name, (n, size) in self.copies.items()},
                 "collectives": dict(self.collectives),
                 "peak_memory": self.peak() if self.peak else None,
+                "peak_memory_line": self.peak_line() if self.peak_line else None,
             }

@@ -10,7 +10,7 @@ import torch
 from torch.utils import backend_registration
 
 from portable.errors import ConfigurationError
-from portable.rehearsal import autocast, compiler, distributed, special, standins
+from portable.rehearsal import autocast, compiler, distributed, recurrent, registration, special, standins
 from portable.rehearsal.attention import Attention
 from portable.rehearsal.device import Device
 from portable.rehearsal.module import module
@@ -44,6 +44,13 @@ class Rehearsal:
     execution: Literal["emulated", "vendor-package-on-host"]
     libraries: tuple[torch.library.Library, ...]
 
+    def keep_going(self, lenient: bool = True) -> None:
+        """Record what the real device would refuse as findings "refused", and compute it anyway (`Device.lenient`).
+
+        One rehearsal then shows every line that would fail. Off when the device starts.
+        """
+        self.device.lenient = lenient
+
     @property
     def recorder(self) -> Recorder:
         """What happened on them."""
@@ -57,8 +64,9 @@ def _emulated(profile: Profile) -> Rehearsal:
         profile.device_type, backend_module=made, device_guard=_Guard()
     )
     libraries = (
-        *device.register(),
+        *registration.register(device),
         Attention(device).register(),
+        recurrent.register(device),
         *autocast.register(profile.device_type),
         *standins.install(device, made),
     )

@@ -28,12 +28,15 @@ def ignore(folder: str) -> None:
     _internal.clear()
 
 
+def is_internal(file: str) -> bool:
+    """Whether a file of code is PyTorch's, `portable`'s or a backend's, and so never the user's."""
+    return file.startswith(_INTERNAL) or file in _PLAIN or any(file.startswith(folder) for folder in _packages)
+
+
 def _is_internal(code: CodeType) -> bool:
     known = _internal.get(code)
     if known is None:
-        name = code.co_filename
-        known = name.startswith(_INTERNAL) or name in _PLAIN or any(name.startswith(folder) for folder in _packages)
-        _internal[code] = known
+        known = _internal[code] = is_internal(code.co_filename)
     return known
 
 

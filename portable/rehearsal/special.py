@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from portable.rehearsal.device import Device
+from portable.rehearsal.recorder import Recorder
 
 _aten = torch.ops.aten
 _FUSED = (
@@ -25,7 +27,7 @@ def install(device: Device) -> None:
     if device.profile.refusals.value.scaler_with_fused:
         for name in _FUSED:
             packet, _, overload = name.partition(".")
-            device.override(getattr(getattr(_aten, packet), overload), _fused_optimizer)
+            device.override(getattr(getattr(_aten, packet), overload), partial(_fused_optimizer, device.recorder))
 
 
 def _dropout(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,10 +48,12 @@ def _dropout_backward(operator: Any, args: list[Any], kwargs: dict[str, Any]) ->
     return grad * mask.to(grad.dtype).div_(1 / scale)
 
 
-def _fused_optimizer(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _fused_optimizer(recorder: Recorder, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("grad_scale") is not None or kwargs.get("found_inf") is not None:
-        raise RuntimeError(
-            f"{operator._schema.name} was called with a gradient scaler (grad_scale, found_inf), which the device's fused optimizer "
-            "refuses. Train in bfloat16 without a scaler, or create the optimizer with fused=False."
+        name = operator._schema.name
+        error = RuntimeError(
+            f"{name} was called with a gradient scaler (grad_scale, found_inf), which the device's fused optimizer refuses. "
+            "Train in bfloat16 without a scaler, or create the optimizer with fused=False."
         )
+        recorder.refuse(name, error)
     return operator(*args, **kwargs)

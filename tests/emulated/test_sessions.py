@@ -1,4 +1,4 @@
-"""Each ``check_*`` file in a pytest session of its own: a process can have one device from outside, and this one shall have none."""
+"""Each ``check_*`` file in a pytest session of its own: a process can have one device from outside, and this one has none."""
 
 from __future__ import annotations
 
