@@ -1,23 +1,29 @@
-"""torch_npu as a backend. Checked against the vendor's wheel and documentation only: no Ascend device was at hand."""
+"""torch_npu as a backend. Checked against the vendor's wheel, on the host runtime too: no Ascend device was at hand."""
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+import portable
 from portable import emulation
 from portable.backend import Backend
+from portable.errors import ConfigurationError
 from portable.rehearse.costs import Costs
 from portable.spec import Availability, Generation
 from portable.support import Support, emulated, native, unsupported
+from portable_ascend import host_acl
 from portable_ascend.costs import COSTS
 from portable_ascend.diagnosis import Found, diagnose, look
 from portable_ascend.facts import SPEC, generation_of
 from portable_ascend.surface import SURFACE
+
+if TYPE_CHECKING:
+    from portable.rehearsal import Rehearsal
 
 _MONITOR = unsupported("torch.npu has only utilization()", "run npu-smi info beside the program")
 
@@ -28,7 +34,24 @@ class AscendBackend(Backend):
     spec = SPEC
     package_module = "torch_npu"
 
+    def load(self) -> None:
+        asked = host_acl.from_environment()
+        if asked is None:
+            super().load()
+        else:
+            host_acl.start(asked)
+
+    def emulate(self, generation: str | None = None, devices: int = 1, memory: int | None = None) -> Rehearsal:
+        return host_acl.emulate(generation, devices, memory)
+
     def probe(self) -> Availability:
+        try:
+            asked = host_acl.from_environment()
+            if asked is not None:
+                return _on_host(asked)
+        except ConfigurationError as error:
+            step = f"correct {host_acl.VARIABLE}, or unset it to use the hardware"
+            return Availability(False, str(error), step, execution="vendor-package-on-host")
         obstacle = diagnose(look())
         if obstacle:
             return obstacle
@@ -64,9 +87,15 @@ class AscendBackend(Backend):
         return generation_of(self.module().get_device_name(index))
 
     def device_name(self, index: int = 0) -> str:
-        return str(self.module().get_device_name(index))
+        name = str(self.module().get_device_name(index))
+        return f"{name}, torch_npu on the host's CPU" if host_acl.active() else name
 
     def versions(self) -> Mapping[str, str]:
+        if host_acl.active():
+            return {
+                "torch-npu": importlib.metadata.version("torch-npu"),
+                "host runtime": f"portable {portable.__version__} (docs/host-acl.md), no CANN",
+            }
         found = {"torch-npu": importlib.metadata.version("torch-npu")}
         cann = getattr(getattr(torch, "npu", None), "utils", None)
         if cann is not None and hasattr(cann, "get_cann_version"):
@@ -80,6 +109,17 @@ class AscendBackend(Backend):
         activity = torch_npu.profiler.ProfilerActivity
         kwargs.setdefault("activities", [activity.CPU, activity.NPU])
         return torch_npu.profiler.profile(**kwargs)
+
+
+def _on_host(asked: host_acl.Settings) -> Availability:
+    host_acl.start(asked)
+    plural = "s" if asked.devices > 1 else ""
+    return Availability(
+        True,
+        f"{asked.devices} device{plural}: torch_npu as {asked.soc.name} on this machine's CPU. Counts and rules, no times",
+        device_count=asked.devices,
+        execution="vendor-package-on-host",
+    )
 
 
 def _with_error(error: str) -> Found:

@@ -53,8 +53,10 @@ def _names(dtypes: tuple[torch.dtype, ...]) -> str:
 RULES = (
     Rule(
         lambda call: not _four(call),
-        lambda call: f"the inputs have {len(call.query)}, {len(call.key)} and {len(call.value)} dimensions, not 4: "
-        "add the batch dimension with unsqueeze(0)",
+        lambda call: (
+            f"the inputs have {len(call.query)}, {len(call.key)} and {len(call.value)} dimensions, not 4: "
+            "add the batch dimension with unsqueeze(0)"
+        ),
     ),
     Rule(
         lambda call: call.dtypes[0] not in _DTYPES,
@@ -62,7 +64,9 @@ RULES = (
     ),
     Rule(
         lambda call: call.mask not in (None, torch.bool),
-        lambda call: f"the mask is {_names((call.mask,)) if call.mask else ''}, not boolean: pass mask == 0 if it holds 0 and -inf",
+        lambda call: (
+            f"the mask is {_names((call.mask,)) if call.mask else ''}, not boolean: pass mask == 0 if it holds 0 and -inf"
+        ),
     ),
     Rule(
         lambda call: call.dtypes[0] == torch.float32 and any(size % 4 for size in _head_dims(call)),

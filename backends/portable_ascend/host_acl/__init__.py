@@ -19,12 +19,16 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from portable.errors import ConfigurationError
 from portable_ascend.host_acl import build
 from portable_ascend.host_acl.settings import VARIABLE, Settings, from_environment, settings
 
-__all__ = ["VARIABLE", "HostRuntime", "Settings", "active", "enable", "enable_from_environment", "from_environment"]
+if TYPE_CHECKING:
+    from portable.rehearsal import Rehearsal
+
+__all__ = ["VARIABLE", "HostRuntime", "Settings", "active", "emulate", "enable", "from_environment", "start"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class HostRuntime:
 
 
 _active: HostRuntime | None = None
+_rehearsal: Rehearsal | None = None
 
 
 def active() -> HostRuntime | None:
@@ -73,10 +78,34 @@ def enable(
     return _start(settings(soc, devices, hbm, path))
 
 
-def enable_from_environment() -> HostRuntime | None:
-    """`enable` as PORTABLE_ASCEND_HOST says; None if it says nothing."""
-    asked = from_environment()
-    return None if asked is None else _start(asked)
+def start(asked: Settings) -> Rehearsal:
+    """Load torch_npu on the host runtime and let the CPU compute what it launches; answers what runs already if it is the same.
+
+    Raises:
+        ConfigurationError: see `enable`.
+    """
+    global _rehearsal
+    _start(asked)
+    if _rehearsal is None:
+        from portable_ascend.host_acl import session
+
+        _rehearsal = session.start(asked)
+    return _rehearsal
+
+
+def emulate(generation: str | None = None, devices: int = 1, memory: int | None = None) -> Rehearsal:
+    """See `portable.backend.Backend.emulate`. The variable is set too, so that processes started by this one follow.
+
+    torch_npu is taken from where it is installed, or from where the variable says, or from a folder ``.vendor`` here.
+    """
+    told = from_environment()
+    path = told.path if told is not None else None
+    if path is None and importlib.util.find_spec("torch_npu") is None and Path(".vendor", "torch_npu").is_dir():
+        path = Path(".vendor")
+    asked = settings(generation, devices, memory, path)
+    rehearsal = start(asked)
+    os.environ[VARIABLE] = asked.as_text()
+    return rehearsal
 
 
 def _start(asked: Settings) -> HostRuntime:

@@ -72,14 +72,10 @@ def matmul_double_backward(
     with differentiable():
         leaves = [tensor.detach().requires_grad_() for tensor in (grad_out, self, other)]
         firsts = torch.autograd.grad(torch.matmul(leaves[1], leaves[2]), leaves[1:], leaves[0], create_graph=True)
-        pairs = [
-            (first, grad) for first, grad in zip(firsts, (grad_self, grad_other), strict=True) if grad is not None
-        ]
+        pairs = [(first, grad) for first, grad in zip(firsts, (grad_self, grad_other), strict=True) if grad is not None]
         if not pairs:
             return None, None, None
-        seconds = torch.autograd.grad(
-            [first for first, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True
-        )
+        seconds = torch.autograd.grad([first for first, _ in pairs], leaves, [grad for _, grad in pairs], allow_unused=True)
     return tuple(second if needed else None for second, needed in zip(seconds, mask, strict=True))
 
 
@@ -145,9 +141,7 @@ def stft_backward(
     """Of torch.stft without centring, which PyTorch does before it calls the operator."""
 
     def transform(x: Tensor) -> Tensor:
-        return torch.stft(
-            x, n_fft, hop_length, win_length, window, False, "reflect", normalized, onesided, return_complex
-        )
+        return torch.stft(x, n_fft, hop_length, win_length, window, False, "reflect", normalized, onesided, return_complex)
 
     return _first(transform, input, grad_output)
 
@@ -187,7 +181,9 @@ def _scalar_type(dtype: Any) -> torch.dtype:
         return dtype
     found = _BY_NUMBER.get(int(dtype))
     if found is None:
-        raise ValueError(f"the dtype number {dtype} was asked for, which c10::ScalarType gives to none of {list(_BY_NUMBER.values())}")
+        raise ValueError(
+            f"the dtype number {dtype} was asked for, which c10::ScalarType gives to none of {list(_BY_NUMBER.values())}"
+        )
     return found
 
 

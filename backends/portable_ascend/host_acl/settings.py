@@ -35,6 +35,11 @@ class Settings:
     hbm: int
     path: Path | None = None
 
+    def as_text(self) -> str:
+        """The same as a value of PORTABLE_ASCEND_HOST."""
+        path = [] if self.path is None else [f"path={self.path}"]
+        return ",".join([self.soc.name, f"devices={self.devices}", f"hbm={self.hbm}", *path])
+
 
 def settings(
     soc: str | None = None, devices: int | None = None, hbm: int | str | None = None, path: str | Path | None = None

@@ -50,9 +50,7 @@ def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, *, b
     return torch.addmm(_wide(self), _wide(mat1), _wide(mat2), beta=beta, alpha=alpha).to(out_dtype)
 
 
-def baddbmm(
-    self: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
-) -> Tensor:
+def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """`bmm` plus matrices."""
     return torch.baddbmm(_wide(self), _wide(batch1), _wide(batch2), beta=beta, alpha=alpha).to(out_dtype)
 

@@ -72,7 +72,9 @@ def _check(call: Call, padding_mask: Tensor | None) -> None:
     if padding_mask is not None:
         _refuse("a padding_mask", "none: put padding into atten_mask")
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
-        _refuse(f"dtypes {query.dtype}, {key.dtype}, {value.dtype}", "one of float16, bfloat16 and float32, the same for all three")
+        _refuse(
+            f"dtypes {query.dtype}, {key.dtype}, {value.dtype}", "one of float16, bfloat16 and float32, the same for all three"
+        )
     if not 0 < call.keep_prob <= 1:
         _refuse(f"keep_prob={call.keep_prob}", "a number above 0 and up to 1 (1 - dropout_p)")
     if call.inner_precise not in (0, 1, 2):
@@ -223,7 +225,16 @@ def _backward_dense(call: Call, grad: Tensor, out: Tensor, maxima: Tensor, sums:
         causal, mask = options.get("is_causal", False), options.get("attn_mask")
         found = arithmetic.Gradients(
             *_flash_backward(
-                grad, problem.query, problem.key, problem.value, out, maxima + sums.log(), 0.0, causal, attn_mask=mask, scale=call.scale
+                grad,
+                problem.query,
+                problem.key,
+                problem.value,
+                out,
+                maxima + sums.log(),
+                0.0,
+                causal,
+                attn_mask=mask,
+                scale=call.scale,
             ),
             None,
             None,
@@ -316,9 +327,7 @@ def npu_fusion_attention(
 def _decisions(call: Call) -> int:
     if call.packed:
         pairs = zip(range(len(call.query_ends)), strict=False)
-        return sum(
-            call.head_num * _length(call.query_ends, index) * _length(call.key_ends, index) for (index,) in pairs
-        )
+        return sum(call.head_num * _length(call.query_ends, index) * _length(call.key_ends, index) for (index,) in pairs)
     query = call.layout.to_bnsd(call.query, call.head_num)
     key = call.layout.to_bnsd(call.key, call.layout.key_heads(call.query, call.key))
     return query.shape[0] * call.head_num * query.shape[2] * key.shape[2]

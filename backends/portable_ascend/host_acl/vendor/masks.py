@@ -105,7 +105,9 @@ def check_prefix(operator: str, sparsity: Sparsity, batch: int) -> None:
             "length for each sequence."
         )
     if batch > 32:
-        raise ValueError(f"{operator} was given sparse_mode={sparsity.mode} and a batch of {batch}. The prefix modes take up to 32.")
+        raise ValueError(
+            f"{operator} was given sparse_mode={sparsity.mode} and a batch of {batch}. The prefix modes take up to 32."
+        )
 
 
 def masked(sparsity: Sparsity, sequence: int, start: int, stop: int, queries: int, keys: int) -> Tensor | None:
