@@ -75,6 +75,10 @@ def truthful_to_torch(original: Any, answer: Any) -> Any:
                 return original(*args, **kwargs)
         return answer(*args, **kwargs)
 
+    # Compiled code asks for the current stream while Dynamo watches; if it compiled this frame, that would ask again, for ever.
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(asked.__code__)
     return asked
 
 
