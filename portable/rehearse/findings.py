@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from portable.rehearse.costs import Costs
@@ -40,6 +40,13 @@ class _Seen:
         ranked = sorted(self.names, key=lambda name: (-self.names[name], name))
         rest = f" and {len(ranked) - most} more" if len(ranked) > most else ""
         return ", ".join(name.removeprefix("aten::") for name in ranked[:most]) + rest
+
+
+def _by_line(counts: Mapping[tuple[str, str], Spread]) -> dict[str, _Seen]:
+    lines: dict[str, _Seen] = {}
+    for (name, line), spread in counts.items():
+        lines.setdefault(line, _Seen()).add(name, spread)
+    return lines
 
 
 def when(spread: Spread, steps: int, warmup: int) -> When:
@@ -147,16 +154,14 @@ class Findings:
 
     def _fallbacks(self, seen: Observations) -> Iterator[Finding]:
         calls = sum(seen.ops.values())
-        for (name, line), spread in seen.fallbacks.items():
-            share = f"{100 * spread.total / calls:.2g} % of all operator calls" if calls else ""
-            yield self._make("REH-FALLBACK", self._place(line), spread.total, name.removeprefix("aten::"), share, spread)
+        for line, entry in _by_line(seen.fallbacks).items():
+            total = entry.spread.total
+            share = f"{100 * total / calls:.2g} % of all operator calls" if calls else ""
+            yield self._make("REH-FALLBACK", self._place(line), total, entry.named(), share, entry.spread)
 
     def _compiles(self, seen: Observations) -> Iterator[Finding]:
-        lines: dict[str, _Seen] = {}
-        for (name, line), spread in seen.compiles.items():
-            lines.setdefault(line, _Seen()).add(name, spread)
         rules = {"every step": "REH-COMPILE-EVERY-STEP", "some steps": "REH-COMPILE-LATE"}
-        for line, entry in lines.items():
+        for line, entry in _by_line(seen.compiles).items():
             spread = entry.spread
             rule = rules.get(when(spread, self._steps, _COMPILE_WARMUP), "REH-COMPILE-FIRST")
             detail = f"{spread.first} in the first {_COMPILE_WARMUP} steps, {spread.later} later"

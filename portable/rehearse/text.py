@@ -30,7 +30,7 @@ def place(finding: Finding) -> str:
 def often(finding: Finding) -> str:
     """How often, and how often in each step."""
     text = str(finding.count)
-    if finding.per_step:
+    if finding.per_step and finding.when == "every step":
         text += f", {finding.per_step:g} a step"
     return text if finding.when == "not known" else f"{text}, {finding.when}"
 
