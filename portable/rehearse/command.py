@@ -153,7 +153,7 @@ class _Session:
         else:
             self._ended = "an exception"
             home = str(Path(sys.modules[type(self._subject.backend).__module__].__file__ or "").parent)
-            self._failure = explain(error, self._subject.folder, home, self._subject.costs.error_pattern)
+            self._failure = explain(error, self._subject.folder, home, self._subject.costs)
 
     def _status(self, result: Result | None, code: int) -> int:
         return FINDINGS if result is not None and self._options.fails(result.worst()) else code

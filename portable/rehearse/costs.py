@@ -27,12 +27,14 @@ class Costs:
 
     Attributes:
         entries: rule id ("REH-SYNC-ITEM") or group ("sync", see `portable.rehearse.rules`) to its words; the id goes first.
-        error_pattern: regular expression that finds, in an exception's message, that the vendor's own package raised it; "" if
-            only exceptions raised by Python code of the backend are known to be the device's.
+        error_pattern: regular expression that finds, in an exception's message, that the vendor's package refused something; ""
+            if only exceptions raised by Python code of the backend are known to be refusals.
+        gap_pattern: regular expression for messages that mean that the emulation lacks what the real device has.
     """
 
     entries: Mapping[str, Cost] = field(default_factory=dict)
     error_pattern: str = ""
+    gap_pattern: str = ""
 
     def of(self, rule: str, group: str) -> Cost | None:
         """The words for a rule, None if the vendor has none of its own."""

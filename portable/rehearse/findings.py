@@ -183,7 +183,8 @@ class Findings:
             name = function[: found.start()].strip() if found else function
             if again:
                 detail = f"{graphs} graphs, {again} of them recompilations"
-                yield self._make("REH-GRAPH-RECOMPILE", place, again, name, detail)
+                spread = seen.recompiles.get(function)
+                yield self._make("REH-GRAPH-RECOMPILE", place, again, name, detail, spread, _COMPILE_WARMUP)
             elif graphs > 1:
                 yield self._make("REH-GRAPH-BREAKS", place, graphs, name, f"{graphs} graphs")
 
@@ -200,4 +201,4 @@ class Findings:
         if any((f.rule, f.file, f.line) == (failure.rule, failure.file, failure.line) for f in others):
             return []
         place = Where(failure.file, failure.line)
-        return [self._make(failure.rule, place, 1, failure.error, failure.message)]
+        return [self._make(failure.rule, place, 1, failure.error, failure.message.splitlines()[0])]

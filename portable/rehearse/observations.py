@@ -26,6 +26,7 @@ class Observations:
         attention: (path, reasons, shapes, line) to its spread.
         copies: direction to [count, bytes].
         graphs: function to [graphs, recompilations].
+        recompiles: function to the spread of its recompilations.
         collectives: operation to calls.
         peak, peak_line: bytes of memory, of the fullest device of one process; the line that brought it there.
     """
@@ -40,6 +41,7 @@ class Observations:
     attention: dict[tuple[str, tuple[str, ...], str, str], Spread] = field(default_factory=dict)
     copies: dict[str, list[int]] = field(default_factory=dict)
     graphs: dict[str, list[int]] = field(default_factory=dict)
+    recompiles: dict[str, Spread] = field(default_factory=dict)
     collectives: Counter[str] = field(default_factory=Counter)
     peak: int = 0
     peak_line: str = ""
@@ -61,6 +63,7 @@ def observe(rehearsal: Rehearsal, steps: Steps) -> Observations:
         attention=steps.attention.now(count),
         copies={name: [item["count"], item["bytes"]] for name, item in found["copies"].items()},
         graphs={item["function"]: [item["graphs"], item["recompilations"]] for item in found["graphs"]},
+        recompiles=steps.recompiles.now(count),
         collectives=Counter(found["collectives"]),
         peak=int(found["peak_memory"] or 0),
         peak_line=found.get("peak_memory_line") or "",
@@ -92,7 +95,7 @@ def merged(parts: Iterable[Observations]) -> Observations:
             total.peak, total.peak_line = part.peak, part.peak_line
         total.ops.update(part.ops)
         total.collectives.update(part.collectives)
-        for name in ("compiles", "syncs", "fallbacks", "attention"):
+        for name in ("compiles", "syncs", "fallbacks", "attention", "recompiles"):
             _add_spreads(getattr(total, name), getattr(part, name))
         _add_lists(total.copies, part.copies)
         _add_lists(total.graphs, part.graphs)

@@ -153,6 +153,7 @@ RULES: Mapping[str, Rule] = {
     "REH-GRAPH-RECOMPILE": Rule(
         "graph", "major", "torch.compile compiles again", "The whole graph is compiled again for other shapes or values.",
         "Give the function the same shapes and Python values each time (a step counter as an argument differs each time).",
+        eases=True,
     ),
     "REH-GRAPH-BREAKS": Rule(
         "graph", "minor", "torch.compile breaks the graph", "The function became several graphs, with Python between them.",

@@ -109,7 +109,8 @@ class Steps:
         self.syncs = Spreads(lambda: recorder.syncs, warmup=1)
         self.fallbacks = Spreads(lambda: recorder.fallbacks, warmup=1)
         self.attention = Spreads(lambda: recorder.attention, warmup=1)
-        self._all = (self.compiles, self.syncs, self.fallbacks, self.attention)
+        self.recompiles = Spreads(lambda: {name: again for name, (_, again) in list(recorder.graphs.items())}, warmup=2)
+        self._all = (self.compiles, self.syncs, self.fallbacks, self.attention, self.recompiles)
         self._handle = optimizer.register_optimizer_step_post_hook(self._stepped)
 
     def restart(self) -> None:
