@@ -137,10 +137,18 @@ class Findings:
         return where(line, self._folder)
 
     def _recorded(self, seen: Observations) -> Iterator[Finding]:
+        full: list[tuple[str, int, str]] = []
         for (kind, name, line), (count, detail) in seen.findings.items():
             rule = rule_of_refusal(name, detail) if kind == "refused" else WRONG.get(kind, "REH-WRONG")
+            if rule == "REH-OOM":
+                full.append((line, count, detail))
+                continue
             text = detail if rule != "REH-WRONG" else f"{kind}: {detail}"
             yield self._make(rule, self._place(line), count, name.removeprefix("aten::"), text)
+        if full:  # once the memory is full, every later allocation fails as well: the first line is the one to know
+            line, count, detail = full[0]
+            detail += f" {len(full) - 1} later lines do not fit either." if len(full) > 1 else ""
+            yield self._make("REH-OOM", self._place(line), count, "memory", detail)
 
     def _attention(self, seen: Observations) -> Iterator[Finding]:
         lines: dict[tuple[str, str, tuple[str, ...]], _Seen] = {}
