@@ -43,6 +43,10 @@ class Allocation:
             device.recorder.op(operator._schema.name)
         return out
 
+    def zeros(self, size: Sequence[int], *, dtype: Any = None, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        """``_efficientzerotensor``, with memory: a tensor without any cannot be exchanged."""
+        return torch.zeros(size, dtype=dtype, device=device)
+
     def resize(self, tensor: torch.Tensor, size: Sequence[int], memory_format: Any = None, **kwargs: Any) -> torch.Tensor:
         """``resize_``: new memory where the old is too small, which memory of an exchanged tensor does not allow by itself."""
         device = self._device

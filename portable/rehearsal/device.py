@@ -88,17 +88,29 @@ class Device:
         Raises:
             torch.OutOfMemoryError: it does not fit.
             RuntimeError: the device has no tensors of this dtype.
+            NotImplementedError: the tensor is sparse.
         """
         if index is None:
             index = self.current
-        if host.dtype in self._refused:
-            self._refuse_dtype(host.dtype)
+        self.check_dtype(host.dtype)
+        if host.layout is not torch.strided:
+            raise NotImplementedError(
+                f"a tensor of layout {str(host.layout)[6:]} was asked for on {self.kind}, whose devices have dense tensors "
+                "only. Use dense tensors there (nn.Embedding(sparse=False)), or keep sparse ones on the CPU."
+            )
         size = host.nbytes
         if size:
             host._block = self.memory[index].block(size)  # type: ignore[attr-defined]
         return raised(host, index)
 
-    def _refuse_dtype(self, dtype: torch.dtype) -> None:
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Refuse a dtype that no tensor of the device may have.
+
+        Raises:
+            RuntimeError: it is one, and the device is not lenient.
+        """
+        if dtype not in self._refused:
+            return
         name = str(dtype)[6:]
         error = RuntimeError(
             f"a tensor of dtype {name} was asked for on {self.kind}, whose devices have none. "
@@ -214,9 +226,18 @@ class Device:
         for position, name in targets:
             given, host = (args[position], low[position]) if position < len(args) else (kwargs[name], low_kwargs[name])
             if isinstance(given, _Tensor) and given.shape != host.shape:
-                torch.ops.aten.set_.source_Tensor.redispatch(_CPU_KEYS, given, self.put(host, self._index_of(given)))
+                self._adopt(given, host)
             answers.append(given)
         return answers[0] if len(answers) == 1 else tuple(answers)
+
+    def _adopt(self, given: torch.Tensor, host: torch.Tensor) -> None:
+        """Let a tensor of the device have the shape, and where it is another the memory, of a CPU tensor."""
+        moved = host.data_ptr() - given.data_ptr()
+        if 0 <= moved <= given.untyped_storage().nbytes():
+            # Over its own memory. Setting the storage would drop the only owner: `host` keeps the tensor, not its storage.
+            given.as_strided_(host.shape, host.stride(), given.storage_offset() + moved // given.element_size())
+        else:
+            torch.ops.aten.set_.source_Tensor.redispatch(_CPU_KEYS, given, self.put(host, self._index_of(given)))
 
     def generator(self, given: torch.Generator | None, index: int) -> torch.Generator | None:
         """The CPU generator from which a random operator draws.

@@ -118,9 +118,12 @@ class Numerics:
         back = {id(small): wide for wide, small in narrowed}
         if mutates(operator):
             for wide, small in narrowed:
+                if small.shape != wide.shape:  # an empty out= that the operator sized
+                    wide.resize_(small.shape)
                 if not torch.equal(small, wide.to(small.dtype)):
                     wide.copy_(small)
-        label = next(iter(self._float & dtypes), asked)
+        # Numbers (tensors without dimensions) do not lift the answer to float64 beside a float32 tensor.
+        label = next((wide.dtype for wide, _ in narrowed), asked if asked in self._float else None)
         several = isinstance(answer, (tuple, list)) and not name.startswith("aten::_foreach")
 
         def widen(tensor: torch.Tensor) -> torch.Tensor:
@@ -134,11 +137,14 @@ class Numerics:
 
     def _integer_product(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Integer matrix product through float32, whose mantissa of 24 bits is all that the device has."""
+        floats = tree_map_only(torch.Tensor, lambda t: t.float(), tuple(args))  # before the operator writes to one of them
+        factors: dict[str, Any] = {name: int(value) for name, value in kwargs.items() if name in ("beta", "alpha")}
+        if "out" in kwargs:
+            factors["out"] = torch.empty(0)
         exact = operator(*args, **kwargs)
-        floats = tree_map_only(torch.Tensor, lambda t: t.float(), tuple(args))
         if operator.overloadpacket is torch.ops.aten._int_mm:
-            operator = torch.ops.aten.mm.default
-        through = operator(*floats, **{k: v for k, v in kwargs.items() if k in ("beta", "alpha")}).to(exact.dtype)
+            operator = getattr(torch.ops.aten.mm, operator._overloadname)
+        through = operator(*floats, **factors).to(torch.int64).to(exact.dtype)
         if not torch.equal(exact, through):
             worst = float((exact.double() - through.double()).abs().max())
             self._recorder.finding(
@@ -147,9 +153,7 @@ class Numerics:
                 f"exact to {self._bits} bits only: off by up to {worst:.0f}; multiply on the CPU, or keep results below 2^24",
                 worst,
             )
-        if mutates(operator):
-            return exact.copy_(through)
-        return through
+        return exact.copy_(through) if mutates(operator) else through
 
     def _narrow_integers(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """int64 arithmetic in 32 bits: what lies beyond wraps around."""

@@ -15,20 +15,22 @@ from portable.rehearsal.schemas import makes_view, overload
 _KEY = "PrivateUse1"
 _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _GENERIC = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_IMPLICIT = "CompositeImplicitAutograd"
 # PyTorch's composite kernels of these work by metadata, or make a tensor and fill it through other operators.
 _COMPOSITE = frozenset(
     {
-        "_unsafe_view", "lift", "lift_fresh", "detach", "detach_", "t_", "transpose_", "squeeze_", "unsqueeze_", "resize_as_",
-        "set", "resize", "resize_as", "is_pinned", "_pin_memory", "empty_like", "zeros_like", "ones_like", "full_like",
-        "rand_like", "randn_like", "randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "is_same_size",
-        "is_coalesced", "sparse_dim", "dense_dim", "_has_same_storage_numel", "_new_zeros_with_same_feature_meta",
-        "_assert_tensor_metadata", "_lazy_clone", "_functional_assert_scalar", "_functional_sym_constrain_range",
-        "_functional_sym_constrain_range_for_size", "convolution_overrideable", "convolution_backward_overrideable", "_to_copy",
+        "_unsafe_view", "lift", "lift_fresh", "detach", "detach_", "as_strided_", "t_", "transpose_", "squeeze_",
+        "unsqueeze_", "resize_as_", "set", "resize", "resize_as", "is_pinned", "_pin_memory", "empty_like", "zeros_like",
+        "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty", "new_zeros", "new_ones",
+        "new_full", "is_same_size", "is_coalesced", "sparse_dim", "dense_dim", "_has_same_storage_numel",
+        "_new_zeros_with_same_feature_meta", "_assert_tensor_metadata", "_lazy_clone", "_functional_assert_scalar",
+        "_functional_sym_constrain_range", "_functional_sym_constrain_range_for_size", "convolution_overrideable",
+        "convolution_backward_overrideable", "_to_copy",
     }
 )  # fmt: skip
 # Kernels of the CPU that read nothing but metadata, so that they serve a tensor of any device: views, and new owners of memory.
 _METADATA = (
-    "as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex", "set_.source_Tensor",
+    "as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "set_.source_Tensor",
     "set_.source_Storage", "set_.source_Storage_storage_offset", "set_",
 )  # fmt: skip
 
@@ -46,9 +48,16 @@ def register(device: Device) -> tuple[torch.library.Library, ...]:
         aten.impl(operator._name[6:], partial(device.run, operator), _KEY)
     for name in _METADATA:
         give(name, partial(overload(name).redispatch, _CPU_KEYS))
+
+    def view_as_complex(tensor: torch.Tensor) -> torch.Tensor:
+        device.check_dtype(tensor.dtype.to_complex())
+        return overload("view_as_complex").redispatch(_CPU_KEYS, tensor)
+
+    give("view_as_complex", view_as_complex)
     allocation = Allocation(device)
     for name in ("empty.memory_format", "empty_strided"):
         give(name, partial(allocation.empty, overload(name)))
+    give("_efficientzerotensor", allocation.zeros)
     give("resize_", allocation.resize)
     give("_to_copy", allocation.to_copy)
 
@@ -64,13 +73,14 @@ def register(device: Device) -> tuple[torch.library.Library, ...]:
 def _taken_apart() -> list[Any]:
     """Operators which PyTorch would take apart on the device, but which a device has kernels for.
 
-    PyTorch registers a generic kernel for them ("CompositeExplicitAutograd" in native_functions.yaml), which goes before the
-    fallback for the rest.
+    PyTorch registers a generic kernel for them ("CompositeExplicitAutograd" in native_functions.yaml, or for three operators
+    "CompositeImplicitAutograd" beside a kernel for the CPU), which goes before the fallback for the rest.
     """
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
     found = []
     for name in torch._C._dispatch_get_all_op_names():
-        generic = [key for key in _GENERIC if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)]
-        if not name.startswith("aten::") or not generic:
+        generic = [key for key in _GENERIC if has(name, key)]
+        if not name.startswith("aten::") or not (generic or (has(name, "CPU") and has(name, _IMPLICIT))):
             continue
         try:
             operator = overload(name[6:])

@@ -45,7 +45,10 @@ def _dropout(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[to
 
 def _dropout_backward(operator: Any, args: list[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     grad, mask, scale = args
-    return grad * mask.to(grad.dtype).div_(1 / scale)
+    if not grad.is_floating_point():
+        return operator(grad, mask, scale)
+    kept = mask.to(grad.dtype)
+    return grad * (kept.div_(1 / scale) if scale else kept.zero_())  # scale 0: everything was dropped
 
 
 def _fused_optimizer(recorder: Recorder, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
