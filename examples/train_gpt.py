@@ -92,7 +92,8 @@ def main(
     if learning_rate <= 0:
         raise UsageError(f"--learning-rate {learning_rate} was given; it must be above 0, for instance 5e-4.")
     budget = Budget(steps=steps) if steps is not None else Budget(seconds=60 * (minutes or DEFAULT_MINUTES))
-    pt.use(backend)
+    if backend != "auto":  # else PORTABLE_BACKEND decides, and then what is available
+        pt.use(backend)
     corpus = Corpus.from_file(text, context)
     start = prompt or ("\n" if "\n" in corpus.vocabulary else corpus.vocabulary[0])
     opening = encode(start, corpus.vocabulary)

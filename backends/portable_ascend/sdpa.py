@@ -65,7 +65,7 @@ RULES = (
     Rule(
         lambda call: call.mask not in (None, torch.bool),
         lambda call: (
-            f"the mask is {_names((call.mask,)) if call.mask else ''}, not boolean: pass mask == 0 if it holds 0 and -inf"
+            f"the mask is {_names((call.mask,)) if call.mask else ''}, not boolean: pass mask == 0 if it is of 0 and -inf"
         ),
     ),
     Rule(

@@ -159,7 +159,7 @@ def fft_r2c_backward(grad: Tensor, dim: Sequence[int], normalization: int, onesi
 
 def fft_c2r_backward(grad: Tensor, dim: Sequence[int], normalization: int) -> Tensor:
     """Of the inverse transform to real numbers (FunctionsManual.cpp, fft_c2r_backward)."""
-    spectrum = torch._fft_r2c(grad, dim, normalization, True)
+    spectrum = torch._fft_r2c(grad, list(dim), normalization, True)
     doubled = spectrum.shape[dim[-1]] - 1 - (grad.shape[dim[-1]] % 2 == 0)
     if doubled > 0:
         spectrum.narrow(dim[-1], 1, doubled).mul_(2)
@@ -181,9 +181,7 @@ def _scalar_type(dtype: Any) -> torch.dtype:
         return dtype
     found = _BY_NUMBER.get(int(dtype))
     if found is None:
-        raise ValueError(
-            f"the dtype number {dtype} was asked for, which c10::ScalarType gives to none of {list(_BY_NUMBER.values())}"
-        )
+        raise ValueError(f"the dtype number {dtype} was asked for, which the host runtime does not know: {_BY_NUMBER}")
     return found
 
 
@@ -196,7 +194,7 @@ _BY_NUMBER = {
 
 
 def same_values(input: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
-    """npu_format_cast: the memory formats of CANN's matrix unit do not exist on the CPU, and every tensor is in the plain one."""
+    """npu_format_cast: the memory formats of CANN's matrix unit do not exist on the CPU: a copy."""
     return input.clone()
 
 

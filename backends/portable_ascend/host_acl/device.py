@@ -56,8 +56,8 @@ class HostDevice(Device):
         """
         if host.layout != torch.strided:
             raise NotImplementedError(
-                f"a tensor of layout {str(host.layout)[6:]} was asked for on {self.kind}, and the host ACL runtime has dense ones only. "
-                "Keep sparse tensors on the CPU."
+                f"a tensor of layout {str(host.layout)[6:]} was asked for on {self.kind}; the host ACL runtime has dense ones "
+                "only. Keep sparse tensors on the CPU."
             )
         host = host.resolve_conj().resolve_neg()
         strides = host.stride()

@@ -22,6 +22,7 @@ NAME = "hccl"
 # These end when the other side has come: waiting for one before the next is started could wait for ever.
 _POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
 _LOCAL = frozenset({"check_for_nan"})
+_work = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
 
 
 def register(device: HostDevice) -> tuple[torch.library.Library, ...]:
@@ -38,7 +39,7 @@ def register(device: HostDevice) -> tuple[torch.library.Library, ...]:
     return (library,)
 
 
-class Carrier(dist.ProcessGroupGloo):
+class Carrier(dist.ProcessGroupGloo):  # type: ignore[misc]
     """Gloo, with what torch_npu's Python side asks of its own group."""
 
     def batch_isend_irecv(self, kinds: list[str], tensors: list[torch.Tensor], peers: list[int]) -> Any:
@@ -46,7 +47,8 @@ class Carrier(dist.ProcessGroupGloo):
         works = []
         for kind, tensor, peer in zip(kinds, tensors, peers, strict=True):
             low = lowered(tensor.detach())
-            works.append(self.send([low], peer, 0) if kind in ("isend", "send") else self.recv([low], peer, 0))
+            start = self.send if kind in ("isend", "send") else self.recv  # type: ignore[attr-defined]
+            works.append(start([low], peer, 0))
         return _Works(works)
 
 
@@ -106,7 +108,7 @@ def _finished(operator: Any, args: Any, out: Any) -> Any:
     work.wait()
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(args[0])
-    answers[-1] = torch._C._distributed_c10d._create_work_from_future(future).boxed()
+    answers[-1] = _work(future).boxed()
     if len(answers) > 1:
         answers[0] = args[0]
     return tuple(answers) if len(answers) > 1 else answers[0]

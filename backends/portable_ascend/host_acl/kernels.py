@@ -25,9 +25,9 @@ _has = torch._C._dispatch_has_kernel_for_dispatch_key
 # The vendor's kernels of these touch no element, or only call other operators.
 KEPT = frozenset(
     {
-        "empty", "empty_like", "empty_strided", "empty_with_format", "new_empty", "new_empty_strided", "resize", "resize_as", "set",
-        "record_stream", "is_pinned", "_pin_memory", "pin_memory", "_has_compatible_shallow_copy_type", "contiguous", "is_set_to",
-        "_unsafe_view", "lift", "lift_fresh", "detach", "flatten_dense_tensors", "unflatten_dense_tensors",
+        "empty", "empty_like", "empty_strided", "empty_with_format", "new_empty", "new_empty_strided", "resize", "resize_as",
+        "set", "record_stream", "is_pinned", "_pin_memory", "pin_memory", "_has_compatible_shallow_copy_type", "contiguous",
+        "is_set_to", "_unsafe_view", "lift", "lift_fresh", "detach", "flatten_dense_tensors", "unflatten_dense_tensors",
         "scaled_dot_product_attention",
     }
 )  # fmt: skip

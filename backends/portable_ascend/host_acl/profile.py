@@ -1,6 +1,6 @@
 """What the rehearsal on the host runtime follows. The vendor's own code decides almost everything; the rest stands here.
 
-Short source names are those of `portable_ascend.facts`; ``plugin`` is the vendor's operator library (op-plugin), read as source.
+Short source names are those of `portable_ascend.facts`.
 """
 
 from __future__ import annotations

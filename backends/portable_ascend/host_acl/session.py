@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from portable_ascend.host_acl.vendor import OPERATORS, draws
 def start(settings: Settings) -> Rehearsal:
     """Let the CPU compute what torch_npu launches. torch_npu must have been loaded on the host runtime before."""
     sources.ignore(str(Path(__file__).parents[1]))
-    sources.ignore(str(Path(__import__("torch_npu").__file__).parent))
+    sources.ignore(sys.modules["torch_npu"].__path__[0])
     table = kernels.VendorKernels()
     device = HostDevice(profile(settings, table))
     special.install(device)

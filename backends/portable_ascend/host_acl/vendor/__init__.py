@@ -1,8 +1,8 @@
 """The vendor's operators, computed on the CPU from the vendor's documentation.
 
-`OPERATORS` maps an operator's name with overload to a function of the operator's own arguments, on CPU tensors, that answers CPU
-tensors. `portable_ascend.host_acl.kernels` registers them for NPU tensors. An operator that is not here stays the vendor's, and
-the host runtime refuses what it launches.
+`OPERATORS` maps an operator's name with overload to a function of the operator's own arguments, on CPU tensors, that answers
+CPU tensors. `portable_ascend.host_acl.kernels` registers them for NPU tensors. An operator that is not here stays the vendor's,
+and the host runtime refuses what it launches.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def _scores(problem: Problem, query: Tensor, key: Tensor, sequence: int, rows: s
     mask = mask.expand(scores.shape)
     empty = mask.all(-1, keepdim=True)
     if not problem.zero_rows:
-        # Without the mode for such rows the kernel's mask is a large negative number: equal scores, the mean of the values (assumed).
+        # Without the mode for such rows the mask is a large negative number: equal scores, the mean of the values (assumed).
         scores = scores.masked_fill(empty, 0.0)
         mask = mask & ~empty
         empty = torch.zeros_like(empty)

@@ -6,7 +6,7 @@ the wheel (torch_npu/op_plugin/meta/_meta_registrations.py). ``softmax_max`` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,16 +135,14 @@ def _problem(call: Call, sequence: int | None = None) -> Problem:
         key_heads = call.layout.key_heads(call.query, call.key)
         query = call.layout.to_bnsd(call.query, call.head_num)
         key, value = (call.layout.to_bnsd(t, key_heads) for t in (call.key, call.value))
-        number: Callable[[int], int] = lambda index: index
     else:
         mine, theirs = _span(call.query_ends, sequence), _span(call.key_ends, sequence)
         query = call.query[mine].transpose(0, 1).unsqueeze(0)
         key, value = (t[theirs].transpose(0, 1).unsqueeze(0) for t in (call.key, call.value))
-        number = lambda index: sequence
     queries, keys = query.shape[2], key.shape[2]
 
     def masked(index: int, start: int, stop: int) -> Tensor | None:
-        return masks.masked(call.sparsity, number(index), start, stop, queries, keys)
+        return masks.masked(call.sparsity, index if sequence is None else sequence, start, stop, queries, keys)
 
     # The vendor's page: mode 3 with more queries than keys turns the handling of such rows on by itself.
     zero_rows = call.inner_precise == 2 or (call.sparsity.mode == masks.RIGHT_DOWN and queries > keys)
@@ -160,7 +158,7 @@ def _span(ends: Sequence[int], sequence: int) -> slice:
 
 
 def _cpu_flash(problem: Problem, call: Call) -> dict[str, Any] | None:
-    """Arguments with which PyTorch's own CPU flash kernel computes the same, bit for bit what a CPU program gets; None if it cannot."""
+    """Arguments with which PyTorch's own CPU flash kernel computes the same to the bit; None if it cannot."""
     plain = problem.bias is None and problem.keep is None and problem.sink is None and problem.repeats == 1
     sizes = problem.query.shape[3] == problem.value.shape[3] and min(*problem.query.shape, *problem.key.shape) > 0
     if not (plain and sizes and all(t.stride(-1) == 1 for t in (problem.query, problem.key, problem.value))):
@@ -223,22 +221,9 @@ def _backward_dense(call: Call, grad: Tensor, out: Tensor, maxima: Tensor, sums:
     options = _cpu_flash(problem, call)
     if options is not None:
         causal, mask = options.get("is_causal", False), options.get("attn_mask")
-        found = arithmetic.Gradients(
-            *_flash_backward(
-                grad,
-                problem.query,
-                problem.key,
-                problem.value,
-                out,
-                maxima + sums.log(),
-                0.0,
-                causal,
-                attn_mask=mask,
-                scale=call.scale,
-            ),
-            None,
-            None,
-        )
+        inputs = (problem.query, problem.key, problem.value, out, maxima + sums.log())
+        query, key, value = _flash_backward(grad, *inputs, 0.0, causal, attn_mask=mask, scale=call.scale)
+        found = arithmetic.Gradients(query, key, value, None, None)
     else:
         found = arithmetic.backward(problem, grad, out, maxima, sums)
     found.query, found.key, found.value = (layout.from_bnsd(t) for t in (found.query, found.key, found.value))
@@ -247,7 +232,9 @@ def _backward_dense(call: Call, grad: Tensor, out: Tensor, maxima: Tensor, sums:
 
 def _backward_packed(call: Call, grad: Tensor, out: Tensor, maxima: Tensor, sums: Tensor) -> arithmetic.Gradients:
     found = arithmetic.Gradients(
-        *(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (call.query, call.key, call.value)),
+        torch.zeros(call.query.shape, dtype=call.query.dtype),
+        torch.zeros(call.key.shape, dtype=call.key.dtype),
+        torch.zeros(call.value.shape, dtype=call.value.dtype),
         None,
         None if call.sink is None else torch.zeros_like(call.sink),
     )
@@ -316,8 +303,8 @@ def npu_fusion_attention(
     if dropout_mask is not None:
         raise NotImplementedError(f"{_NAME} was given a dropout_mask, whose packing of bits is not documented. Leave it out.")
     call = Call(
-        query, key, value, head_num, input_layout, pse, _sparsity(sparse_mode, atten_mask, pre_tockens, next_tockens, prefix), scale,
-        keep_prob, inner_precise, _ends(actual_seq_qlen), _ends(actual_seq_kvlen), sink, seed, offset,
+        query, key, value, head_num, input_layout, pse, _sparsity(sparse_mode, atten_mask, pre_tockens, next_tockens, prefix),
+        scale, keep_prob, inner_precise, _ends(actual_seq_qlen), _ends(actual_seq_kvlen), sink, seed, offset,
     )  # fmt: skip
     call, out, maxima, sums = _forward(call, padding_mask)
     drawn = (call.seed, call.offset, _decisions(call)) if keep_prob < 1 else (0, 0, 0)
@@ -399,5 +386,5 @@ def npu_fusion_attention_grad_v3(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
     """As `npu_fusion_attention_grad`, with seed and offset as tensors."""
-    drawn = {name: 0 if t is None or not t.numel() else int(t) for name, t in (("seed", seed), ("offset", offset))}
-    return npu_fusion_attention_grad(query, key, value, dy, head_num, input_layout, **kwargs, **drawn)
+    drawn = [0 if tensor is None or not tensor.numel() else int(tensor) for tensor in (seed, offset)]
+    return npu_fusion_attention_grad(query, key, value, dy, head_num, input_layout, seed=drawn[0], offset=drawn[1], **kwargs)

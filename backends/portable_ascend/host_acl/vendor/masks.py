@@ -56,7 +56,7 @@ def check(operator: str, sparsity: Sparsity, batch: int, heads: int, queries: in
         raise ValueError(f"{operator} was given sparse_mode={mode}. It takes 0 to 8.")
     if mode > PREFIX_COMPRESSED:
         raise NotImplementedError(
-            f"{operator} was given sparse_mode={mode}, whose masks for outer-split sequences the host runtime does not compute. Use mode "
+            f"{operator} was given sparse_mode={mode}, whose masks for outer-split sequences are not computed here. Use mode "
             "2, 3 or 4, or an Ascend device."
         )
     if mask is None:
@@ -67,14 +67,14 @@ def check(operator: str, sparsity: Sparsity, batch: int, heads: int, queries: in
     if mode in _COMPRESSED_MODES:
         if shape[-2:] != (COMPRESSED, COMPRESSED):
             raise ValueError(
-                f"{operator} was given an atten_mask of shape {shape} with sparse_mode={mode}, which takes the compressed mask of shape "
+                f"{operator} was given an atten_mask of shape {shape} with sparse_mode={mode}, which takes the mask of shape "
                 f"({COMPRESSED}, {COMPRESSED}): torch.triu(torch.ones(2048, 2048), diagonal=1).bool()."
             )
         return
     if mode == PREFIX_COMPRESSED:
         if shape[-2:] != (_PREFIX_ROWS, COMPRESSED):
             raise ValueError(
-                f"{operator} was given an atten_mask of shape {shape} with sparse_mode=6, which takes the compressed mask of shape "
+                f"{operator} was given an atten_mask of shape {shape} with sparse_mode=6, which takes the mask of shape "
                 f"({_PREFIX_ROWS}, {COMPRESSED})."
             )
         return
@@ -101,13 +101,11 @@ def check_prefix(operator: str, sparsity: Sparsity, batch: int) -> None:
         return
     if len(sparsity.prefix) != batch:
         raise ValueError(
-            f"{operator} was given sparse_mode={sparsity.mode} and prefix={sparsity.prefix or None} for a batch of {batch}. Give one "
+            f"{operator} was given sparse_mode={sparsity.mode} and prefix={sparsity.prefix} and a batch of {batch}. Give one "
             "length for each sequence."
         )
     if batch > 32:
-        raise ValueError(
-            f"{operator} was given sparse_mode={sparsity.mode} and a batch of {batch}. The prefix modes take up to 32."
-        )
+        raise ValueError(f"{operator} was given sparse_mode={sparsity.mode} and a batch of {batch}. The modes take up to 32.")
 
 
 def masked(sparsity: Sparsity, sequence: int, start: int, stop: int, queries: int, keys: int) -> Tensor | None:
@@ -164,9 +162,9 @@ def _is_triangular(mask: Tensor) -> bool:
 def _compressed(mask: Tensor, distance: Tensor) -> Tensor:
     """The compressed mask at a distance from the diagonal (key minus query).
 
-    The kernel lays blocks of the compressed mask along the diagonal and does without it elsewhere: beyond, everything is masked;
-    before, nothing. So a wrong mask gives wrong answers, and no error. Which of its elements with the same distance a kernel
-    reads is not documented; assumed: those of the first row and column.
+    The kernel lays blocks of the compressed mask along the diagonal and does without it elsewhere: beyond, everything is
+    masked; before, nothing. So a wrong mask gives wrong answers, and no error. Which of its elements with the same distance a
+    kernel reads is not documented; assumed: those of the first row and column.
     """
     reach = COMPRESSED - 1
     return _along(mask)[distance.clamp(-reach, reach) + reach]
