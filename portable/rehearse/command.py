@@ -18,7 +18,7 @@ from portable.compat import children
 from portable.compat.engine import cuda_compat
 from portable.compat.report import Recorder
 from portable.errors import ConfigurationError
-from portable.rehearsal import Rehearsal
+from portable.rehearsal import Rehearsal, current
 from portable.rehearse import markdown, terminal
 from portable.rehearse.build import Subject, build
 from portable.rehearse.costs import Costs
@@ -70,6 +70,12 @@ def _devices(backend: Backend, options: Options) -> Rehearsal:
     count = options.devices
     if count is None:
         count = 1 if backend.one_device_per_process else max(1, _number("LOCAL_WORLD_SIZE", 1))
+    there = current()
+    if there is not None and there.profile.device_type != backend.spec.device_type:
+        raise ConfigurationError(
+            f"devices of {backend.spec.name} were asked for, but this process has {there.profile.title} already, and PyTorch "
+            "has one slot for devices from outside. Use a process for each"
+        )
     known = set(backend.spec.generations)
     try:
         return backend.emulate(options.generation, count, options.memory)
