@@ -11,6 +11,7 @@ import torch
 
 from portable.rehearsal.device import Device
 from portable.rehearsal.generator import Randomness
+from portable.rehearsal.queues import Event, Stream
 
 
 class Functions:
@@ -87,17 +88,17 @@ class Functions:
 
     # Streams and events: PyTorch's own, on a device that runs everything in order.
 
-    def Stream(self, device: Any = None, priority: int = 0) -> torch.Stream:
-        return torch.Stream(device=torch.device(self._device.kind, self._index(device)), priority=priority)
+    def Stream(self, device: Any = None, priority: int = 0) -> Stream:
+        return Stream(device=torch.device(self._device.kind, self._index(device)), priority=priority)
 
-    def Event(self, enable_timing: bool = False, blocking: bool = False) -> torch.Event:
-        return torch.Event(device=self._device.kind, enable_timing=enable_timing, blocking=blocking)
+    def Event(self, enable_timing: bool = False, blocking: bool = False) -> Event:
+        return Event(device=torch.device(self._device.kind), enable_timing=enable_timing)
 
     def current_stream(self, device: Any = None) -> torch.Stream:
         return self._stream or self.default_stream(device)
 
     def default_stream(self, device: Any = None) -> torch.Stream:
-        return torch.accelerator.current_stream(torch.device(self._device.kind, self._index(device)))
+        return self.Stream(device)
 
     def set_stream(self, stream: Any) -> None:
         if stream is not None:
