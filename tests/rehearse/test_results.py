@@ -402,3 +402,10 @@ def test_the_line_of_another_processs_traceback() -> None:
 def test_a_syntax_error_has_its_own_line() -> None:
     found = explain(raised("a = 1\nb = (\n", "/x/user.py"), "/x", "/nowhere", Costs())
     assert (found.cause, found.error, found.file, found.line) == ("script", "SyntaxError", "user.py", 2)
+
+
+def test_the_document_lists_every_rule() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "rehearse.md").read_text()
+    for name, rule in RULES.items():
+        assert f"| `{name}` | {rule.severity}{' (if in every step)' if rule.eases else ''} | {rule.title} |" in document
+    assert NOTICE.lower() in " ".join(document.lower().split())
