@@ -44,5 +44,5 @@ COSTS = Costs(
     # torch_npu/utils/_error_code.py). 001 to 004: invalid arguments; 007: not supported. What fails inside the vendor's package
     # or below it, in what stands in for CANN, says nothing about the device.
     error_pattern=r"\bERR\d\d00[12347]\b",
-    gap_pattern=r"\bERR\d\d(00[568]|009|01\d|[1-9]\d\d)\b",
+    gap_pattern=r"\bERR\d\d(00[5689]|01\d|[123]00)\b",
 )

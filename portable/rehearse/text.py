@@ -75,6 +75,10 @@ def facts(result: Result) -> Sequence[tuple[str, str]]:
         ("attention calls", f"{fused + plain}: {fused} with a fused kernel, {plain} without"),
         ("precision", _precision(result)),
     ]
+    if not run.steps:
+        unseen = "no optimizer of torch.optim made a step, so counts are not told by step"
+        limit = f", and --steps {run.asked_steps} did not end the program" if run.asked_steps else ""
+        rows.insert(3, ("steps", unseen + limit))
     if result.collectives:
         rows.append(("collectives", ", ".join(f"{name} {count}" for name, count in result.collectives.items())))
     return rows

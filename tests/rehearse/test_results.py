@@ -175,6 +175,13 @@ def test_sizes_in_words() -> None:
     assert [text.size(n) for n in (0, 1023, 1024, 1536, 24 * 2**30)] == ["0 B", "1023 B", "1 KiB", "1.5 KiB", "24 GiB"]
 
 
+def test_without_steps_the_summary_says_so() -> None:
+    said = dict(text.facts(a_result(run=run(steps=0, asked_steps=5))))
+    assert "--steps 5 did not end the program" in said["steps"]
+    assert "did not end" not in dict(text.facts(a_result(run=run(steps=0))))["steps"]
+    assert "steps" not in dict(text.facts(a_result()))
+
+
 # --- lines -------------------------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +380,7 @@ def raised(code: str, file: str = "/x/user.py") -> BaseException:
         ("\nfrom portable.errors import DeviceIndexError as E; raise E('cuda:9')", "device", "REH-DEVICE"),
         ("\nraise RuntimeError('ERR01007 OPS feature not supported')", "device", "REH-REFUSED"),
         ("\nraise RuntimeError('ERR01007 dtype torch.complex64 not supported')", "device", "REH-REFUSED-DTYPE"),
+        ("\nraise RuntimeError('ERR99999 UNKNOWN application exception')", "script", ""),
         ("\nraise RuntimeError('ERR00100 PTA call acl api failed')", "emulator", ""),
         (
             "\nraise NotImplementedError(\"Could not run 'aten::f' with arguments from the 'PrivateUse1' backend\")",
