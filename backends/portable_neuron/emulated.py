@@ -28,7 +28,7 @@ class Options:
 
 
 def options(text: str) -> Options | None:
-    """Read ``1``, ``trn3``, ``trn2,memory=512MiB,devices=2``; None for ``0`` or nothing.
+    """Read ``1``, ``trn3``, ``trn2,memory=512MiB``; None for ``0`` or nothing.
 
     Raises:
         ConfigurationError: it says something else.
@@ -52,7 +52,7 @@ def options(text: str) -> Options | None:
         else:
             raise ConfigurationError(
                 f"{VARIABLE}={text!r} holds {word!r}. Write 1, a generation (trn2, trn3; the native package does not support "
-                "trn1), and options: memory=512MiB, devices=2, separated by commas."
+                "trn1), and memory=512MiB, separated by commas. A process has one device: start several with torchrun."
             )
     return Options(generation, memory, devices)
 

@@ -129,11 +129,13 @@ class Compiler:
             )
             if dynamic:
                 shape = getattr(value, "shape", value)
-                error = ConfigurationError(
-                    f"torch.compile(backend={self._rule.backend!r}) met the dynamic shape {shape} of {node.name!r}: the "
-                    "compiler needs static shapes. Pass dynamic=False, and pad or bucket inputs whose size changes."
+                self._device.recorder.refuse(
+                    "torch.compile",
+                    ConfigurationError(
+                        f"torch.compile(backend={self._rule.backend!r}) met the dynamic shape {shape} of {node.name!r}: the "
+                        "compiler needs static shapes. Pass dynamic=False, and pad or bucket inputs whose size changes."
+                    ),
                 )
-                self._device.recorder.refuse("torch.compile", error)
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):

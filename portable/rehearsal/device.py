@@ -112,11 +112,13 @@ class Device:
         if dtype not in self._refused:
             return
         name = str(dtype)[6:]
-        error = RuntimeError(
-            f"a tensor of dtype {name} was asked for on {self.kind}, whose devices have none. "
-            "Use another dtype (complex numbers as pairs of real ones: torch.view_as_real), or keep this on the CPU."
+        self.recorder.refuse(
+            name,
+            RuntimeError(
+                f"a tensor of dtype {name} was asked for on {self.kind}, whose devices have none. "
+                "Use another dtype (complex numbers as pairs of real ones: torch.view_as_real), or keep this on the CPU."
+            ),
         )
-        self.recorder.refuse(name, error)
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The CPU tensor over the memory of one of the device's tensors; a tensor on the CPU is answered itself."""
@@ -137,7 +139,7 @@ class Device:
         strangers: list[torch.Tensor] = []
         index_of, lowered = self._index_of, self.host
 
-        def lower(value: Any) -> Any:
+        def leaf(value: Any) -> Any:
             nonlocal index
             if isinstance(value, _Tensor):
                 dtypes.add(value.dtype)
@@ -153,11 +155,13 @@ class Device:
                         "on one device. Move them with .to(device)."
                     )
                 return lowered(value)
+            return _CPU if isinstance(value, torch.device) else value
+
+        def lower(value: Any) -> Any:
+            # Lists of tensors are all the nesting that operators have. (A function that refers to itself would be garbage.)
             if isinstance(value, (list, tuple)):
-                return type(value)(map(lower, value)) if value and not isinstance(value[0], (int, float)) else value
-            if isinstance(value, torch.device):
-                return _CPU
-            return value
+                return type(value)(map(leaf, value)) if value and not isinstance(value[0], (int, float)) else value
+            return leaf(value)
 
         low = [lower(value) for value in args]
         asked = kwargs.get("device")
@@ -246,12 +250,14 @@ class Device:
             RuntimeError: a generator of another device was passed.
         """
         if given is not None:
-            error = RuntimeError(
-                f"a {given.device.type} generator was passed to an operator on {self.kind}, which has no generator objects of "
-                "its own. Draw on the CPU with that generator and move the result: "
-                f"torch.randn(..., generator=g).to({self.kind!r})."
+            self.recorder.refuse(
+                "generator=",
+                RuntimeError(
+                    f"a {given.device.type} generator was passed to an operator on {self.kind}, which has no generator objects "
+                    "of its own. Draw on the CPU with that generator and move the result: "
+                    f"torch.randn(..., generator=g).to({self.kind!r})."
+                ),
             )
-            self.recorder.refuse("generator=", error)
         return given
 
     def override(self, operator: Any, function: Callable[[Any, list[Any], dict[str, Any]], Any]) -> None:

@@ -45,11 +45,13 @@ class Group(dist.ProcessGroup):
     # -- helpers -------------------------------------------------------------------------------------------------------------
 
     def _refuse(self, operation: str, reason: str) -> None:
-        error = NotImplementedError(
-            f"{operation} was called on the process group {self._rule.name!r}, which does not do it: {reason}. "
-            "Use a gloo group for it: group = dist.new_group(backend='gloo'), with tensors on the CPU."
+        self._device.recorder.refuse(
+            operation,
+            NotImplementedError(
+                f"{operation} was called on the process group {self._rule.name!r}, which does not do it: {reason}. "
+                "Use a gloo group for it: group = dist.new_group(backend='gloo'), with tensors on the CPU."
+            ),
         )
-        self._device.recorder.refuse(operation, error)
 
     def _lower(self, operation: str, tensors: Any) -> Any:
         if not isinstance(tensors, torch.Tensor):
@@ -60,11 +62,13 @@ class Group(dist.ProcessGroup):
                 f"tensors on {self._device.kind} only. Move it there, or use a gloo group for tensors on the CPU."
             )
         if tensors.dim() and tensors.shape[0] == 0:
-            error = RuntimeError(
-                f"{operation}: a tensor whose first dimension is 0 was passed, which {self._rule.name!r} refuses. "
-                "Pad it, or leave the call out on all ranks."
+            self._device.recorder.refuse(
+                operation,
+                RuntimeError(
+                    f"{operation}: a tensor whose first dimension is 0 was passed, which {self._rule.name!r} refuses. "
+                    "Pad it, or leave the call out on all ranks."
+                ),
             )
-            self._device.recorder.refuse(operation, error)
         return self._device.host(tensors.detach())
 
     def _done(self, operation: str, answer: Any) -> Any:

@@ -78,11 +78,13 @@ class Memory:
         size = self.round(size)
         used = self.used
         if used + size > self.total:
-            error = torch.OutOfMemoryError(
-                f"{self.name} (emulated) out of memory: {size:,} bytes were asked for, {used:,} of {self.total:,} are in use. "
-                "Use a smaller batch, shorter sequences, activation checkpointing, or a device with more memory."
+            self._refuse(
+                "memory",
+                torch.OutOfMemoryError(
+                    f"{self.name} (emulated) out of memory: {size:,} bytes were asked for, {used:,} of {self.total:,} are in "
+                    "use. Use a smaller batch, shorter sequences, activation checkpointing, or a device with more memory."
+                ),
             )
-            self._refuse("memory", error)
         return size
 
     def block(self, size: int) -> Block:

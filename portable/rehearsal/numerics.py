@@ -81,11 +81,13 @@ class Numerics:
         inputs = {t.dtype for t in args if isinstance(t, torch.Tensor)}
         for tensor in out:
             if isinstance(tensor, torch.Tensor) and tensor.dtype in self._refused_out and tensor.dtype not in inputs:
-                error = TypeError(
-                    f"{name}: the output tensor has dtype {str(tensor.dtype)[6:]}, which the device does not support for out= "
-                    "unless an input has it. Pass a float32 tensor as out=, or leave out= away."
+                self._recorder.refuse(
+                    name,
+                    TypeError(
+                        f"{name}: the output tensor has dtype {str(tensor.dtype)[6:]}, which the device does not support for "
+                        "out= unless an input has it. Pass a float32 tensor as out=, or leave out= away."
+                    ),
                 )
-                self._recorder.refuse(name, error)
         narrowed: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def narrow(tensor: torch.Tensor) -> torch.Tensor:

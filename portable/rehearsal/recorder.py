@@ -132,7 +132,10 @@ class Recorder:
             Exception: ``error``, unless lenient.
         """
         if not self.lenient:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # or the frame and its traceback would hold each other, and the tensors of the callers, after that
         if not self.paused:
             self.finding("refused", name, str(error))
 

@@ -93,9 +93,16 @@ def start(profile: Profile) -> Rehearsal:
     A second call with an equal profile answers the device that is there. There is no way back within the process.
 
     Raises:
-        ConfigurationError: the process has another PrivateUse1 device already.
+        ConfigurationError: the process has another PrivateUse1 device already, or the profile has several devices.
     """
     global _current
+    count = profile.device_count.value
+    if count != 1:
+        raise ConfigurationError(
+            f"{count} emulated {profile.device_type} devices were asked for in one process, which can have one: PyTorch's "
+            "autograd engine gives a device written in Python one queue. Start one process for each (torchrun --nproc-per-node "
+            f"{max(count, 1)} ...)."
+        )
     with _lock:
         if _current is not None:
             if _current.profile == profile:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -48,12 +49,13 @@ def _users(frame: FrameType | None) -> FrameType | None:
 
 def _waiting() -> FrameType | None:
     """The user's frame of a thread that waits for the autograd engine."""
-    mine = sys._getframe()
-    for frame in sys._current_frames().values():
-        inner: FrameType | None = frame
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)  # a frame that holds itself would keep all tensors of its callers
+    for outer in frames.values():
+        inner: FrameType | None = outer
         while inner is not None and inner.f_code.co_name != "_engine_run_backward":
             inner = inner.f_back
-        if inner is not None and frame is not mine:
+        if inner is not None:
             return _users(inner)
     return None
 

@@ -54,9 +54,11 @@ def _dropout_backward(operator: Any, args: list[Any], kwargs: dict[str, Any]) ->
 def _fused_optimizer(recorder: Recorder, operator: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("grad_scale") is not None or kwargs.get("found_inf") is not None:
         name = operator._schema.name
-        error = RuntimeError(
-            f"{name} was called with a gradient scaler (grad_scale, found_inf), which the device's fused optimizer refuses. "
-            "Train in bfloat16 without a scaler, or create the optimizer with fused=False."
+        recorder.refuse(
+            name,
+            RuntimeError(
+                f"{name} was called with a gradient scaler (grad_scale, found_inf), which the device's fused optimizer "
+                "refuses. Train in bfloat16 without a scaler, or create the optimizer with fused=False."
+            ),
         )
-        recorder.refuse(name, error)
     return operator(*args, **kwargs)
