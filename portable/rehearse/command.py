@@ -29,7 +29,7 @@ from portable.rehearse.observations import Observations, merged, observe
 from portable.rehearse.options import Options
 from portable.rehearse.output import Output
 from portable.rehearse.result import Failure, Result, Run
-from portable.rehearse.steps import StepLimit, Steps
+from portable.rehearse.steps import Steps
 from portable.rehearse.workers import Worker, expect
 
 FINDINGS = 3
@@ -105,6 +105,7 @@ class _Session:
         self._rank = rank
         self._failure: Failure | None = None
         self._process = os.getpid()
+        self._path = list(sys.path)
         self._written = False
         self._steps = Steps(rehearsal.recorder, options.steps, self._stepped)
         self._steps.finish = self._stop_now
@@ -137,7 +138,7 @@ class _Session:
         # What the interpreter does when it ends, in its order, so that threads and exit handlers belong to the rehearsal.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        ended = "the step limit" if self._steps.stopped and code == 0 else self._ended
+        ended = "the step limit" if self._steps.stop is not None and code == 0 else self._ended
         return self._status(self._finish(ended, code), code)
 
     def _stop_now(self, code: int) -> None:
@@ -150,7 +151,7 @@ class _Session:
         self._finish("a signal", None)
 
     def _note_end(self, error: BaseException) -> None:
-        if isinstance(error, StepLimit):
+        if error is self._steps.stop:
             self._ended = "the step limit"
         elif isinstance(error, SystemExit):
             self._ended = "sys.exit"
@@ -209,9 +210,12 @@ class _Session:
         except OSError as error:
             print(f"portable rehearse: the result could not be written: {error}", file=sys.stderr)
         if self._rank == 0:
+            theirs, sys.path[:] = list(sys.path), self._path
             try:
                 terminal.show(result)
-            except Exception as error:  # a program may have emptied sys.path, or have a rich.py of its own
+            except Exception as error:  # a program may have a rich.py of its own
                 print(f"portable rehearse: the table could not be printed ({error}); --json FILE has it all", file=sys.stderr)
+            finally:
+                sys.path[:] = theirs
         self._endings.forget()
         return result

@@ -171,7 +171,14 @@ class Findings:
         rules = {"every step": "REH-COMPILE-EVERY-STEP", "some steps": "REH-COMPILE-LATE"}
         for line, entry in _by_line(seen.compiles).items():
             spread = entry.spread
-            rule = rules.get(when(spread, self._steps, _COMPILE_WARMUP), "REH-COMPILE-FIRST")
+            how = when(spread, self._steps, _COMPILE_WARMUP)
+            rule = rules.get(how, "REH-COMPILE-FIRST")
+            if (
+                how == "not known" and max(entry.names.values()) >= _OFTEN
+            ):  # a loop without an optimizer: generation, evaluation
+                rule = "REH-COMPILE-EVERY-STEP"
+            elif how == "start or end" and spread.after >= _OFTEN * len(entry.names):
+                rule = "REH-COMPILE-LATE"
             detail = f"{spread.first} in the first {_COMPILE_WARMUP} steps, {spread.later} later"
             if self._steps <= _COMPILE_WARMUP:
                 detail = f"{spread.total}; whether more come in later steps shows after {_COMPILE_WARMUP + 1} steps"

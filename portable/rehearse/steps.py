@@ -21,10 +21,6 @@ from portable.rehearsal import Recorder
 _PATIENCE = 3  # how often the program may catch the stop before the process is ended without its help
 
 
-class StepLimit(SystemExit):
-    """Ends the program after the last step asked for, as sys.exit would: what handles errors does not catch it."""
-
-
 @dataclass
 class Spread:
     """How a count is spread over the steps.
@@ -91,12 +87,12 @@ class Steps:
 
     Attributes:
         count: steps so far.
-        stopped: whether the limit was reached.
+        stop: what was raised to end the program, None before the limit is reached.
     """
 
     def __init__(self, recorder: Recorder, limit: int | None = None, listener: Callable[[], None] | None = None) -> None:
         self.count = 0
-        self.stopped = False
+        self.stop: SystemExit | None = None
         self.limit = limit
         self.finish: Callable[[int], None] | None = None  # what to do if the program does not let itself be stopped
         self._listener = listener
@@ -131,7 +127,6 @@ class Steps:
                 if self._listener is not None and (self.limit is None or mine < self.limit):
                     self._listener()
         if self.limit is not None and self.count >= self.limit:
-            self.stopped = True
             self._stop()
 
     def _stop(self) -> None:
@@ -142,4 +137,6 @@ class Steps:
             self.finish(0)
             sys.stdout.flush()
             os._exit(0)
-        raise StepLimit(0)
+        # As sys.exit: what handles errors does not catch it. No class of our own, since threads end silently by SystemExit only.
+        self.stop = SystemExit(0)
+        raise self.stop

@@ -277,6 +277,16 @@ def test_compilations_of_a_line_are_one_finding() -> None:
     }
 
 
+def test_a_loop_without_an_optimizer_compiles_again_and_again() -> None:
+    growing = {("aten::mul", "a.py:1"): Spread(10), ("aten::add", "a.py:1"): Spread(1), ("aten::mul", "a.py:2"): Spread(9)}
+    found = {f.line: (f.rule, f.severity) for f in findings(Observations(compiles=growing))}
+    assert found == {1: ("REH-COMPILE-EVERY-STEP", "major"), 2: ("REH-COMPILE-FIRST", "info")}
+    # After training, as when a model generates with a growing context.
+    ended = {("aten::mul", "a.py:1"): Spread(1, 0, 10, 0), ("aten::mul", "a.py:2"): Spread(1, 0, 9, 0)}
+    found = {f.line: (f.rule, f.severity) for f in findings(Observations(steps=5, compiles=ended))}
+    assert found == {1: ("REH-COMPILE-LATE", "minor"), 2: ("REH-COMPILE-FIRST", "info")}
+
+
 def test_a_full_memory_is_one_finding_at_its_first_line() -> None:
     seen = Observations(
         findings={
