@@ -196,6 +196,7 @@ def profile(chosen: Options = Options()) -> Profile:  # noqa: B008 - a frozen da
                     "recv": "the backend has no point-to-point operations",
                     "recv_anysource": "the backend has no point-to-point operations",
                     "monitored_barrier": "the backend has none",
+                    "reduce_scatter_coalesced": "the backend has none for several tensors at once",
                 },
                 even_splits=True,
                 barrier_default_group_only=True,

@@ -42,6 +42,13 @@ class Group(dist.ProcessGroup):
 
     name = getBackendName
 
+    @property
+    def group_name(self) -> Any:
+        """Name under which PyTorch registered the group; its own property asks a C++ backend, which this one has not."""
+        return dist.distributed_c10d._world.pg_names[self]
+
+    pg_name = group_name
+
     # -- helpers -------------------------------------------------------------------------------------------------------------
 
     def _refuse(self, operation: str, reason: str) -> None:
@@ -74,6 +81,9 @@ class Group(dist.ProcessGroup):
     def _done(self, operation: str, answer: Any) -> Any:
         if not self._device.recorder.paused:
             self._device.recorder.collective(operation)
+        return self._finished(answer)
+
+    def _finished(self, answer: Any) -> Any:
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(answer)
         return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
@@ -161,6 +171,12 @@ class Group(dist.ProcessGroup):
 
     all_gather_single = _allgather_base  # type: ignore[assignment]
 
+    def allgather_into_tensor_coalesced(self, outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        """`_allgather_base` of several tensors; PyTorch's functional collectives call it for one."""
+        for out, tensor in zip(outs, tensors, strict=True):
+            self._allgather_base(out, tensor, opts)
+        return self._finished(outs)
+
     def gather(self, outs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """One rank gets the tensors of all."""
         self._carrier.gather(self._lower("gather", outs), self._lower("gather", tensors), opts).wait()
@@ -190,6 +206,15 @@ class Group(dist.ProcessGroup):
         return self._done("reduce_scatter_tensor", out)
 
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
+
+    def reduce_scatter_tensor_coalesced(self, outs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        """`_reduce_scatter_base` of several tensors; PyTorch's functional collectives call it for one."""
+        name = "reduce_scatter_coalesced"
+        if len(outs) > 1 and name in self._rule.refused:
+            self._refuse(name, self._rule.refused[name])
+        for out, tensor in zip(outs, tensors, strict=True):
+            self._reduce_scatter_base(out, tensor, opts)
+        return self._finished(outs)
 
     def alltoall_base(
         self, out: torch.Tensor, tensor: torch.Tensor, out_sizes: list[int], in_sizes: list[int], opts: Any = None

@@ -49,7 +49,7 @@ class Memory:
         self._where = where
         self.name = name
         self._granule, self._limit = rounding
-        self._freed: deque[int] = deque()
+        self.freed: deque[int] = deque()  # sizes given back, not yet taken from `used`
         self._used = 0
         self.peak = 0
         self.peak_line: str | None = None
@@ -61,7 +61,7 @@ class Memory:
         """Bytes in use now."""
         while True:
             try:
-                self._used -= self._freed.popleft()
+                self._used -= self.freed.popleft()
             except IndexError:
                 return self._used
 
@@ -98,7 +98,7 @@ class Memory:
         self.allocations += 1
         if self._used > self.peak:
             self._new_peak(self._used)
-        return Block(size, self._freed)
+        return Block(size, self.freed)
 
     def transient(self, size: int) -> None:
         """Memory that a kernel takes while it runs: it must fit, and counts for the peak."""

@@ -1,7 +1,7 @@
 """The places where PyTorch reaches for C++ parts that a Python device cannot bring: replaced for this process.
 
 - ``torch.accelerator``'s functions about memory, synchronisation and the current device act on the emulated device;
-- ``UntypedStorage(size, device=...)`` and ``UntypedStorage.<device type>()`` make a storage on it (``torch.load``, ``clone``);
+- storages: see `portable.rehearsal.storages`;
 - ``is_pinned`` answers what the profile says.
 
 They hold for the life of the process, as the device does.
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from portable.rehearsal import storages
 from portable.rehearsal.device import Device
 
 _MEMORY = (
@@ -27,7 +28,7 @@ _MEMORY = (
 def install(device: Device, module: ModuleType) -> tuple[torch.library.Library, ...]:
     """Replace them; what must live on is answered."""
     _accelerator(device, module)
-    _storage(device)
+    storages.install(device)
     pinned = device.profile.pinned.value
     if pinned is None:
         return ()
@@ -75,26 +76,3 @@ def _accelerator(device: Device, module: ModuleType) -> None:
         for home in (accelerator, getattr(accelerator, "memory", None)):
             if home is not None and hasattr(home, name):
                 setattr(home, name, function)
-
-
-def _storage(device: Device) -> None:
-    create = torch.UntypedStorage.__new__
-
-    def new(cls: type[torch.UntypedStorage], *args: Any, device: Any = None, **kwargs: Any) -> torch.UntypedStorage:
-        """PyTorch's own would ask the allocator in C++, which a Python device has not: a storage without memory."""
-        if device is not None and torch.device(device).type == kind:
-            size = args[0] if args else kwargs.get("size", 0)
-            return torch.empty(int(size), dtype=torch.uint8, device=device).untyped_storage()
-        return create(cls, *args, **kwargs) if device is None else create(cls, *args, device=device, **kwargs)  # type: ignore[call-arg]
-
-    def to_device(self: torch.UntypedStorage, where: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        if self.device.type == kind:
-            return self
-        where = kwargs.get("device", where)
-        if isinstance(where, int):
-            where = torch.device(kind, where)
-        return self.to(device=where or kind)
-
-    kind = device.kind
-    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign, assignment]
-    setattr(torch.UntypedStorage, kind, to_device)

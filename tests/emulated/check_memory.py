@@ -79,6 +79,25 @@ def test_memory_is_given_back_without_the_garbage_collector(dev: torch.device) -
         gc.enable()
 
 
+def test_storages_are_freed_and_restored(dev: torch.device) -> None:
+    """As FSDP does it with its parameters."""
+    neuron: Any = torch.neuron  # type: ignore[attr-defined]
+    start = neuron.memory_allocated()
+    x = torch.ones(MIB // 4, device=dev)
+    storage = x.untyped_storage()
+    storage.resize_(0)
+    assert neuron.memory_allocated() == start and storage.size() == 0 and x.shape == (MIB // 4,)
+    storage.resize_(MIB)
+    assert neuron.memory_allocated() == start + MIB and storage.nbytes() == MIB
+    storage.resize_(0)
+    del x, storage
+    assert neuron.memory_allocated() == start, "freed once, not twice"
+    y = torch.ones(4, device=dev)
+    with pytest.raises(NotImplementedError, match="to 0 and back"):
+        y.untyped_storage().resize_(8)
+    assert torch.UntypedStorage(8).resize_(16).size() == 16 and torch.UntypedStorage(8, device=dev).device.type == "neuron"
+
+
 def test_scores_of_attention_do_not_fit(dev: torch.device) -> None:
     q = torch.zeros(1, 8, 520, 16, device=dev)
     with pytest.raises(torch.OutOfMemoryError):
