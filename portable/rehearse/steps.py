@@ -137,6 +137,6 @@ class Steps:
             self.finish(0)
             sys.stdout.flush()
             os._exit(0)
-        # As sys.exit: what handles errors does not catch it. No class of our own, since threads end silently by SystemExit only.
+        # As sys.exit: what handles errors does not catch it. No class of our own: threads end silently by SystemExit only.
         self.stop = SystemExit(0)
         raise self.stop

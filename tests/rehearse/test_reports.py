@@ -143,6 +143,14 @@ def test_silently_wrong(refused: Any, rule: str, mark: str, count: int) -> None:
     assert found.detail and found.cost and found.fix
 
 
+def test_graphs_of_torch_compile(refused: Any) -> None:
+    result, line = refused[0], marked("refusals.py", "graph")
+    (graphs,) = result.graphs
+    assert (graphs.graphs, graphs.recompilations) == (2, 1) and f"refusals.py:{line}" in graphs.function
+    found = at(result, "REH-GRAPH-RECOMPILE", line)
+    assert found.count == 1 and "dynamic=False" in found.fix
+
+
 def test_attention_paths(refused: Any) -> None:
     paths = {a.line: (a.fused, a.reasons) for a in refused[0].attention}
     assert paths[marked("refusals.py", "fused")] == (True, ())

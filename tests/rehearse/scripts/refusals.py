@@ -8,8 +8,8 @@ angles = torch.linspace(0, 1, 4, device=device)
 turned = torch.polar(torch.ones_like(angles), angles)  # MARK rope
 turned = turned * turned  # MARK product
 
-precise = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64, device=device)
-loss = F.mse_loss(precise, torch.zeros_like(precise))  # MARK float64
+precise = torch.ones(2, dtype=torch.float64, device=device)
+loss = (precise + 1e-12).sum()  # MARK float64
 
 key = torch.full((4,), 40_503, device=device)
 for _ in range(2):
@@ -24,6 +24,15 @@ fused = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)  # M
 masked = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=bias)  # MARK mask
 queries = heads[:, :, :256]
 hazard = F.scaled_dot_product_attention(queries, heads, heads, is_causal=True)  # MARK hazard
+
+
+def scaled(x):
+    return x * 2 + 1  # MARK graph
+
+
+compiled = torch.compile(scaled)
+for size in (3, 4):
+    compiled(torch.ones(size, device=device))
 
 if torch.cuda.get_device_properties(0).total_memory < 2**28:
     large = torch.zeros(2**26, device=device)  # MARK memory
