@@ -83,7 +83,10 @@ def rehearse(chosen: Options) -> Rehearsal:
         ConfigurationError: the process has another device in PyTorch's one slot.
     """
     from portable.rehearsal import sources, start
+    from portable_neuron.package import stand_in
     from portable_neuron.profile import profile
 
     sources.ignore(str(Path(__file__).parent))
-    return start(profile(chosen))
+    session = start(profile(chosen))
+    stand_in(session)
+    return session

@@ -78,7 +78,7 @@ def truthful_to_torch(original: Any, answer: Any) -> Any:
     # Compiled code asks for the current stream while Dynamo watches; if it compiled this frame, that would ask again, for ever.
     from torch._dynamo.eval_frame import skip_code
 
-    skip_code(asked.__code__)
+    skip_code(asked.__code__)  # type: ignore[attr-defined]
     return asked
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from portable.rehearsal.kernels import base_name
 from portable.rehearsal.profile import Profile
@@ -110,11 +110,14 @@ class Numerics:
                 )
             return small
 
+        wide_args, wide_kwargs = args, kwargs
         args, kwargs = tree_map_only(torch.Tensor, narrow, (tuple(args), dict(kwargs)))
         asked = kwargs.get("dtype")
         if asked in self._float:
             kwargs = {**kwargs, "dtype": self._computes_in[asked]}
         answer = operator(*args, **kwargs)
+        if not mutates(operator) and torch.Tag.nondeterministic_seeded not in operator.tags:
+            self._compare(name, operator(*wide_args, **wide_kwargs), answer)
         back = {id(small): wide for wide, small in narrowed}
         if mutates(operator):
             for wide, small in narrowed:
@@ -134,6 +137,23 @@ class Numerics:
             return tensor.to(self._tuple_label.get(label, label) if several else label)
 
         return tree_map_only(torch.Tensor, widen, answer)
+
+    def _compare(self, name: str, exact: Any, answer: Any) -> None:
+        """A finding if the answer in float32 is not the one in float64."""
+        for wide, small in zip(tree_leaves(exact), tree_leaves(answer), strict=True):
+            if not (
+                isinstance(wide, torch.Tensor) and wide.dtype in self._float and wide.numel() and wide.shape == small.shape
+            ):
+                continue
+            scale = wide.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(torch.finfo(wide.dtype).tiny)
+            worst = float(((small.to(wide.dtype) - wide).abs() / scale).nan_to_num(0.0, 0.0, 0.0).max())
+            if worst:
+                self._recorder.finding(
+                    "float64 computed in float32",
+                    name,
+                    f"results need more than float32: off by {worst:.1e} of the largest; compute this on the CPU",
+                    worst,
+                )
 
     def _integer_product(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Integer matrix product through float32, whose mantissa of 24 bits is all that the device has."""

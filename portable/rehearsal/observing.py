@@ -31,6 +31,7 @@ SYNCS: Mapping[str, str] = {
     "repeat_interleave": "repeat_interleave",
     "allclose": "allclose",
     "is_nonzero": "item",
+    "_linalg_check_errors": "error check of torch.linalg",
 }
 _MASKED = {"index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put"}
 _MOVES = {"copy", "_to_copy"}
@@ -90,7 +91,10 @@ class Observer:
         kernel = free or base in _MOVES or base in SYNCS or self.profile.kernels.value.has(operator)
         return Plan(
             operator._schema.name,
-            compiles=self.profile.compile_per_shape.value and kernel and not free and sync != "item",
+            compiles=self.profile.compile_per_shape.value
+            and kernel
+            and not free
+            and sync not in ("item", "error check of torch.linalg"),
             sync=sync,
             fallback=not kernel,
             masked=base in _MASKED,

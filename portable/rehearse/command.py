@@ -80,7 +80,7 @@ def _devices(backend: Backend, options: Options) -> Rehearsal:
     try:
         return backend.emulate(options.generation, count, options.memory)
     except ConfigurationError as error:
-        if options.generation is None or options.generation in known:
+        if options.generation is None or (options.generation in known and options.generation not in str(error)):
             raise
         raise ConfigurationError(
             f"--generation {options.generation!r} was asked for on {backend.spec.name}: {error} "
@@ -95,7 +95,7 @@ class _Session:
         self, options: Options, backend: Backend, rehearsal: Rehearsal, compat: Recorder, output: Output, rank: int
     ) -> None:
         generation = backend.generation()
-        name = options.generation or (generation.name if generation else "")
+        name = generation.name if generation else options.generation or ""
         folder = str(Path.cwd())
         costs = backend.costs or Costs()
         self._subject = Subject(backend, rehearsal, name, costs, environment(backend, command_line()), folder)
@@ -196,7 +196,12 @@ class _Session:
         if ended != "a signal":
             children.gather(self._compat)
             others = list(self._worker.gather())
-        result = self._result(ended, code, others, complete=True)
+        try:
+            result = self._result(ended, code, others, complete=True)
+        except Exception as error:  # the program's own exit status is worth more than the report
+            kept = f"; {self._output.json}.partial has what was known before" if self._output.json else ""
+            print(f"portable rehearse: the result could not be made ({type(error).__name__}: {error}){kept}", file=sys.stderr)
+            return None
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, which the interpreter reports itself
             sys.stdout.flush()
         try:

@@ -33,12 +33,15 @@ class Worker:
         self.rehearsal = rehearsal
         self.steps = steps
         self.folder = folder
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._unlock)
         util.register_after_fork(self, Worker._forked)
 
+    def _unlock(self) -> None:
+        self.rehearsal.recorder._lock = threading.RLock()  # a thread that only the parent has may have held it
+
     def _forked(self) -> None:
-        recorder = self.rehearsal.recorder
-        recorder._lock = threading.RLock()  # a thread that only the parent has may have held it
-        recorder.reset()
+        self.rehearsal.recorder.reset()
         self.steps.restart()
         self.contribute()
 
