@@ -49,12 +49,12 @@ class _Raise(torch.autograd.Function):
         return _Lower.apply(grad, ctx.device), None, None
 
 
-def register(device: Device) -> torch.library.Library:
-    """Give PyTorch the layers; they last as long as the library answered."""
+def register(device: Device, more: tuple[str, ...] = ()) -> torch.library.Library:
+    """Give PyTorch the layers, and more operators that the CPU takes apart; they last as long as the library answered."""
     library = torch.library.Library("aten", "IMPL")
-    for name in LAYERS + CELLS:
+    for name in LAYERS + CELLS + more:
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
-            library.impl(name, partial(_layer, device, overload(name)), key)
+            library.impl(name, partial(_layer, device, overload(name)), key, allow_override=True)
     return library
 
 
@@ -68,7 +68,11 @@ def _layer(device: Device, operator: Any, *args: Any, **kwargs: Any) -> Any:
             return _Lower.apply(value, device)
         return type(value)(map(lower, value)) if isinstance(value, (list, tuple)) else value
 
-    answer = operator(*[lower(value) for value in args], **{name: lower(value) for name, value in kwargs.items()})
+    low, low_kwargs = [lower(value) for value in args], {name: lower(value) for name, value in kwargs.items()}
+    if device.random.shared:
+        answer = operator(*low, **low_kwargs)
+    else:  # dropout between the layers
+        answer = device.random.draw(index, operator, low, low_kwargs)
 
     def lift(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

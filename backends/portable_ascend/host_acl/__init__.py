@@ -163,6 +163,8 @@ def _import(package: Path) -> None:
     # Work must be done where it is submitted: the vendor's queue would do its copies on a second thread, after host kernels
     # that read what they bring.
     os.environ["TASK_QUEUE_ENABLE"] = "0"
+    # A spawned process would import torch_npu with torch, before anything could give it the host runtime, and fail.
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     printed = io.StringIO()
     try:
         # torch_npu prints that ASCEND_HOME_PATH is not set, which is as it should be here.

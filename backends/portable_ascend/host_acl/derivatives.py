@@ -20,15 +20,11 @@ _AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU) | torch._C
 
 
 @contextlib.contextmanager
-def differentiable(recording: bool = True) -> Iterator[None]:
-    """Let autograd record inside a kernel, where PyTorch's dispatcher has switched it off.
-
-    Args:
-        recording: False runs autograd's kernels without recording, as under `torch.no_grad`.
-    """
+def differentiable() -> Iterator[None]:
+    """Let autograd record inside a kernel, where PyTorch's dispatcher has switched it off."""
     include = torch._C._dispatch_tls_local_include_set()
     exclude = torch._C._dispatch_tls_local_exclude_set()
-    with torch._C._ForceDispatchKeyGuard(include, exclude - _AUTOGRAD), torch.set_grad_enabled(recording):
+    with torch._C._ForceDispatchKeyGuard(include, exclude - _AUTOGRAD), torch.enable_grad():
         yield
 
 
@@ -125,25 +121,6 @@ def repeat_interleave_backward(grad: Tensor, input: Tensor, repeats: Any, dim: i
 def gather_backward(grad: Tensor, self_size: Sequence[int], dim: int, index: Tensor, sparse_grad: bool) -> Tensor:
     """Of torch.gather: the gradients are added up where they came from."""
     return torch.zeros(self_size, dtype=grad.dtype).scatter_add_(dim, index, grad)
-
-
-def stft_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    n_fft: int,
-    hop_length: int | None = None,
-    win_length: int | None = None,
-    window: Tensor | None = None,
-    normalized: bool = False,
-    onesided: bool | None = None,
-    return_complex: bool | None = None,
-) -> Tensor:
-    """Of torch.stft without centring, which PyTorch does before it calls the operator."""
-
-    def transform(x: Tensor) -> Tensor:
-        return torch.stft(x, n_fft, hop_length, win_length, window, False, "reflect", normalized, onesided, return_complex)
-
-    return _first(transform, input, grad_output)
 
 
 def fft_r2c_backward(grad: Tensor, dim: Sequence[int], normalization: int, onesided: bool, last_dim_size: int) -> Tensor:
@@ -275,7 +252,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "npu::repeat_interleave_backward_int": repeat_interleave_backward,
     "npu::repeat_interleave_backward_tensor": repeat_interleave_backward,
     "npu::npu_gather_backward": gather_backward,
-    "npu::stft_backward": stft_backward,
     "npu::fft_r2c_backward": fft_r2c_backward,
     "npu::fft_c2r_backward": fft_c2r_backward,
     "npu::npu_broadcast": broadcast,

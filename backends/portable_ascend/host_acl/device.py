@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from portable.rehearsal.device import Device
 from portable.rehearsal.handles import lowered
@@ -70,6 +71,11 @@ class HostDevice(Device):
             lowered(out).copy_(host)
         return out
 
+    def _replace_empty_outs(self, targets: Sequence[tuple[int, str]], kwargs: Mapping[str, Any], low: dict[str, Any]) -> None:
+        for _, name in targets:
+            if name in low:
+                low[name] = tree_map_only(torch.Tensor, _resizable, low[name])
+
     def _resolve_written(
         self,
         written: Sequence[tuple[int, str]],
@@ -81,9 +87,14 @@ class HostDevice(Device):
         answers = []
         for position, name in written:
             given, host = (args[position], low[position]) if position < len(args) else (kwargs[name], low_kwargs[name])
-            if isinstance(given, torch.Tensor) and given.shape != host.shape:
-                given.resize_(host.shape)  # the vendor's, which takes the memory from its own allocator
-                self.host(given).copy_(host)
+            for mine, theirs in zip(_tensors(given), _tensors(host), strict=True):
+                if mine.shape != theirs.shape:
+                    mine.resize_(theirs.shape)  # the vendor's, which takes the memory from its own allocator
+                elif mine.stride() == theirs.stride():
+                    continue
+                # Some kernels of the CPU (matmul.out) lay a strided out= anew in its own memory.
+                values = theirs.clone()
+                self.host(mine).copy_(values)
             answers.append(given)
         return answers[0] if len(answers) == 1 else tuple(answers)
 
@@ -109,6 +120,15 @@ class HostDevice(Device):
             )
         self.random.use(given)  # type: ignore[attr-defined]
         return None
+
+
+def _resizable(tensor: torch.Tensor) -> torch.Tensor:
+    """PyTorch sizes an empty ``out=`` tensor itself, which memory of an exchanged tensor does not allow."""
+    return tensor if tensor.numel() else torch.empty(0, dtype=tensor.dtype)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 class GeneratorState:

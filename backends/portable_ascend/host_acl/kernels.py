@@ -9,13 +9,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from portable.rehearsal.kernels import base_name
+from portable.rehearsal.schemas import makes_view, overload
 from portable_ascend.host_acl import attention
 from portable_ascend.host_acl.device import HostDevice
 
@@ -28,9 +29,13 @@ KEPT = frozenset(
         "empty", "empty_like", "empty_strided", "empty_with_format", "new_empty", "new_empty_strided", "resize", "resize_as",
         "set", "record_stream", "is_pinned", "_pin_memory", "pin_memory", "_has_compatible_shallow_copy_type", "contiguous",
         "is_set_to", "_unsafe_view", "lift", "lift_fresh", "detach", "flatten_dense_tensors", "unflatten_dense_tensors",
-        "scaled_dot_product_attention",
+        "scaled_dot_product_attention", "as_strided", "t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze",
     }
 )  # fmt: skip
+
+
+# The vendor takes these above autograd, and goes on to its own kernels without asking the dispatcher again.
+_DIRECT = ("max.out", "min.out", "nanmean.out", "one_hot.default")
 
 
 class VendorKernels:
@@ -57,7 +62,7 @@ def register(
     for operator in operators("aten"):
         name = operator._name
         if _has(name, _KEY):
-            if base_name(operator) not in KEPT and not _is_view(operator):
+            if base_name(operator) not in KEPT and not makes_view(operator):
                 aten.impl(name[6:], partial(device.run, operator), _KEY, allow_override=True)
         elif _falls_back(operator):
             missing.append(name)
@@ -65,6 +70,9 @@ def register(
             aten.impl(name[6:], partial(_fall_back, device, operator, kernel), _KEY)
     for name, copy in _COPIES.items():
         aten.impl(name, copy, _KEY, allow_override=True)
+    for name in _DIRECT:
+        operator = overload(name)
+        aten.impl(name.removesuffix(".default"), partial(device.run, operator), f"Autograd{_KEY}", allow_override=True)
     aten.impl("_to_copy", device.to_copy, _KEY, allow_override=True)
     table.learn(frozenset(missing))
     npu = torch.library.Library("npu", "IMPL")
@@ -86,8 +94,19 @@ def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor
     return dst.resize_(self.shape).copy_(self)
 
 
-# Copies by which the vendor's fallback brings results back.
-_COPIES = {"_copy_from": _copy_from, "_copy_from_and_resize": _copy_from_and_resize}
+def _split_with_sizes_copy(
+    self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0, *, out: Sequence[torch.Tensor]
+) -> None:
+    for target, part in zip(out, self.split_with_sizes(split_sizes, dim), strict=True):
+        target.resize_(part.shape).copy_(part)
+
+
+# Copies by which the vendor's fallback brings results back, and those into a list of targets.
+_COPIES = {
+    "_copy_from": _copy_from,
+    "_copy_from_and_resize": _copy_from_and_resize,
+    "split_with_sizes_copy.out": _split_with_sizes_copy,
+}
 
 
 def _call(function: Callable[..., Any], operator: Any, args: Any, kwargs: Any) -> Any:
@@ -107,10 +126,6 @@ def operators(namespace: str) -> list[Any]:
         except (AttributeError, RuntimeError):
             continue  # an operator of TorchScript
     return found
-
-
-def _is_view(operator: Any) -> bool:
-    return any(ret.alias_info is not None and not ret.alias_info.is_write for ret in operator._schema.returns)
 
 
 def _falls_back(operator: Any) -> bool:

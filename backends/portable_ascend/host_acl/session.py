@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from portable.rehearsal import Rehearsal, sources
+from portable.rehearsal import Rehearsal, recurrent, sources
 from portable.rehearsal.session import adopt
-from portable_ascend.host_acl import attention, composite, derivatives, hccl, kernels, special
+from portable_ascend.host_acl import attention, derivatives, hccl, kernels, special
 from portable_ascend.host_acl.device import HostDevice
 from portable_ascend.host_acl.profile import profile
 from portable_ascend.host_acl.settings import Settings
@@ -28,7 +28,7 @@ def start(settings: Settings) -> Rehearsal:
     libraries = (
         *kernels.register(device, _vendor(), table),
         attention.register(device),
-        composite.register(device),
+        recurrent.register(device, more=("stft", "stft.center")),
         *hccl.register(device),
     )
     draws.source = lambda: device.random.advance(device.current_index)  # type: ignore[attr-defined]

@@ -187,6 +187,11 @@ def convolution_backward(
     )
 
 
+def pdist_forward(self: Tensor, p: float = 2.0) -> Tensor:
+    """Distances between rows. The CPU's kernel leaves it to its caller to make the input contiguous."""
+    return _aten._pdist_forward(self.contiguous(), p)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_conv_depthwise2d": conv_depthwise2d,
     "mm.dtype": mm,
@@ -194,6 +199,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "addmm.dtype": addmm,
     "baddbmm.dtype": baddbmm,
     "_masked_scale": masked_scale,
+    "_pdist_forward": pdist_forward,
     "batch_norm_stats": batch_norm_stats,
     "batch_norm_elemt": batch_norm_elemt,
     "batch_norm_gather_stats_with_counts": batch_norm_gather_stats_with_counts,
