@@ -17,12 +17,12 @@ from pathlib import Path
 os.environ.setdefault("PORTABLE_NEURON_EMULATED", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import torch  # noqa: E402
-from common import interleaved, spread, statement, table  # noqa: E402
-from gpt.model import GPT, GPTConfig  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+import torch
+from common import interleaved, spread, statement, table
+from gpt.model import GPT, GPTConfig
+from torch.nn import functional as F
 
-from portable import selection  # noqa: E402
+from portable import selection
 
 VOCABULARY = 65
 SHAPES = {  # width, layers, heads, context, batch
