@@ -9,9 +9,10 @@ import pytest
 import torch
 from operators import compare, operators
 
-# The device has a generator of its own, so random numbers differ; check_random.py tests them.
+# The device has a generator of its own, so random numbers differ; check_npu_random.py tests them.
 RANDOM = {
-    "exponential", "normal", "uniform", "randn", "randn_like", "rand_like", "randint", "randint_like", "multinomial", "bernoulli",
+    "exponential", "normal", "uniform", "randn", "randn_like", "rand_like", "randint", "randint_like", "multinomial",
+    "bernoulli",
     "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d", "nn.functional.alpha_dropout",
     "nn.functional.feature_alpha_dropout", "nn.functional.rrelu", "nn.functional.fractional_max_pool2d",
     "nn.functional.fractional_max_pool3d", "svd_lowrank", "pca_lowrank", "nn.functional.multi_head_attention_forward",

@@ -1,4 +1,4 @@
-"""torch_npu on the host runtime in this process. The ``check_*`` files here run in sessions of their own (test_host_acl_sessions.py)."""
+"""torch_npu on the host runtime in this process. ``check_*`` files run in sessions of their own (test_host_acl_sessions.py)."""
 
 from __future__ import annotations
 
