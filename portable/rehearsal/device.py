@@ -91,7 +91,7 @@ class Device:
             NotImplementedError: the tensor is sparse.
         """
         if index is None:
-            index = self.current
+            index = self.current_index()
         self.check_dtype(host.dtype)
         if host.layout is not torch.strided:
             raise NotImplementedError(
@@ -102,6 +102,10 @@ class Device:
         if size:
             host._block = self.memory[index].block(size)  # type: ignore[attr-defined]
         return raised(host, index)
+
+    def current_index(self) -> int:
+        """Ordinal of the device that this thread's new tensors go to."""
+        return self.current
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Refuse a dtype that no tensor of the device may have.
@@ -151,8 +155,8 @@ class Device:
                     index = mine
                 elif mine != index and operator._schema.name != "aten::copy_":
                     raise RuntimeError(
-                        f"{operator._schema.name}: tensors are on {self.kind}:{index} and {self.kind}:{mine}, but all must be "
-                        "on one device. Move them with .to(device)."
+                        f"{operator._schema.name}: expected all tensors to be on the same device, but found {self.kind}:{index} "
+                        f"and {self.kind}:{mine}. Move them with .to(device)."
                     )
                 return lowered(value)
             return _CPU if isinstance(value, torch.device) else value
@@ -166,6 +170,8 @@ class Device:
         low = [lower(value) for value in args]
         asked = kwargs.get("device")
         low_kwargs = {name: lower(value) for name, value in kwargs.items()} if kwargs else kwargs
+        if index < 0:
+            index = self.current_index() if asked is None or asked.index is None else asked.index
         if low_kwargs and "generator" in low_kwargs:
             low_kwargs["generator"] = self.generator(low_kwargs["generator"], index)
         if strangers:
@@ -177,13 +183,11 @@ class Device:
         if targets is not None and kwargs:
             self._replace_empty_outs(targets, kwargs, low_kwargs)
         if override is not None or not self.random.shared:
-            answer = self._special(operator, override, low, low_kwargs, max(index, 0))
+            answer = self._special(operator, override, low, low_kwargs, index)
         elif dtypes & self._watched or self._product or low_kwargs.get("dtype") in self._watched:
             answer = self.numerics.run(operator, low, low_kwargs, dtypes)
         else:
             answer = operator(*low, **low_kwargs)
-        if index < 0:
-            index = self.current if asked is None or asked.index is None else asked.index
         if targets is not None:
             out = self._resolve_written(targets, args, kwargs, low, low_kwargs)
         elif isinstance(answer, _Tensor):

@@ -23,12 +23,15 @@ from typing import TYPE_CHECKING
 
 from portable.errors import ConfigurationError
 from portable_ascend.host_acl import build
-from portable_ascend.host_acl.settings import VARIABLE, Settings, from_environment, settings
+from portable_ascend.host_acl.settings import VARIABLE, Settings, from_environment, make_settings
 
 if TYPE_CHECKING:
     from portable.rehearsal import Rehearsal
 
 __all__ = ["VARIABLE", "HostRuntime", "Settings", "active", "emulate", "enable", "from_environment", "start"]
+
+
+_DEVICE = "npu"
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def enable(
         ConfigurationError: no C compiler, torch_npu missing or not of torch's release, an unknown SoC, torch_npu loaded
             already, or the runtime active with other settings.
     """
-    return _start(settings(soc, devices, hbm, path))
+    return _start(make_settings(soc, devices, hbm, path))
 
 
 def start(asked: Settings) -> Rehearsal:
@@ -102,13 +105,15 @@ def emulate(generation: str | None = None, devices: int = 1, memory: int | None 
     path = told.path if told is not None else None
     if path is None and importlib.util.find_spec("torch_npu") is None and Path(".vendor", "torch_npu").is_dir():
         path = Path(".vendor")
-    asked = settings(generation, devices, memory, path)
+    asked = make_settings(generation, devices, memory, path)
     rehearsal = start(asked)
     os.environ[VARIABLE] = asked.as_text()
     return rehearsal
 
 
 def _start(asked: Settings) -> HostRuntime:
+    import torch
+
     global _active
     if _active is not None:
         if _active.settings == asked:
@@ -121,6 +126,12 @@ def _start(asked: Settings) -> HostRuntime:
         raise ConfigurationError(
             "the host ACL runtime must be enabled before torch_npu is imported, but torch_npu is loaded already. Set "
             f"{VARIABLE} and import portable first, or call portable_ascend.host_acl.enable() at the start of the program."
+        )
+    kind = torch._C._get_privateuse1_backend_name()
+    if kind != "privateuseone" and kind != _DEVICE:
+        raise ConfigurationError(
+            f"the host ACL runtime was asked for, but this process has the device {kind!r} already, and PyTorch has one "
+            "slot for devices from outside. Start another process for the other."
         )
     package = _find(asked)
     folder = build.build(package / "include" / "third_party" / "acl" / "inc")

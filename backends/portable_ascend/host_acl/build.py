@@ -24,6 +24,7 @@ _RUNTIME = "libascendcl.so"
 # Libraries that torch_npu's list as needed (readelf -d); all symbols it takes from them are in the runtime's one library,
 # on which they depend.
 _EMPTY = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so", "libatb.so")
+_SIZES = "built.txt"  # written last
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 
 
@@ -68,12 +69,18 @@ def build(headers: Path) -> Path:
             f"torch_npu's own headers (acl/acl.h) are not in {headers}. Reinstall torch-npu from its wheel."
         )
     folder = cache_folder() / _key(sources, headers)
-    if (folder / _RUNTIME).is_file():
+    if _whole(folder):
         return folder
     compiler = find_compiler()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Built beside its place and moved there whole: processes that start together do not see half a library.
-    work = Path(tempfile.mkdtemp(prefix=".build-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Built beside its place and moved there whole: processes that start together do not see half a library.
+        work = Path(tempfile.mkdtemp(prefix=".build-", dir=folder.parent))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the host ACL runtime is built from C source on first use, but its folder {folder.parent} cannot be written: "
+            f"{error.strerror or error}. Name another one in the variable PORTABLE_CACHE."
+        ) from error
     try:
         _compile([compiler, *_FLAGS, f"-I{headers}", *map(str, sources)], work / _RUNTIME)
         empty = work / "empty.c"
@@ -81,14 +88,28 @@ def build(headers: Path) -> Path:
         for name in _EMPTY:
             # torch_npu also looks functions up by library and name; the search goes on into what a library depends on.
             _compile([compiler, *_FLAGS, str(empty), "-Wl,--no-as-needed", f"-L{work}", "-lascendcl"], work / name)
+        (work / _SIZES).write_text(_sizes(work))
+        if folder.exists() and not _whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
         try:
             work.rename(folder)
         except OSError:
-            if not (folder / _RUNTIME).is_file():
+            if not _whole(folder):  # otherwise another process was first
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
+
+
+def _sizes(folder: Path) -> str:
+    """Names and sizes of the libraries in a folder."""
+    return "".join(f"{path.name} {path.stat().st_size}\n" for path in sorted(folder.glob("*.so")))
+
+
+def _whole(folder: Path) -> bool:
+    """Whether a folder has all that was built into it: someone may have cleaned the cache in part, or the disk been full."""
+    written = folder / _SIZES
+    return written.is_file() and written.read_text() == _sizes(folder)
 
 
 def _key(sources: list[Path], headers: Path) -> str:

@@ -35,9 +35,7 @@ class HostDevice(Device):
         """Name of the SoC ("Ascend910B2")."""
         return self.profile.family.value
 
-    @property
     def current_index(self) -> int:
-        """Ordinal of the current device."""
         return int(self._npu.current_device())
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -65,7 +63,7 @@ class HostDevice(Device):
         if host.numel() > 1 and 0 in strides:  # a broadcast result: its elements share memory, and cannot be written one by one
             host = host.contiguous()
             strides = host.stride()
-        where = torch.device(self.kind, self.current_index if index is None or index < 0 else index)
+        where = torch.device(self.kind, self.current_index() if index is None or index < 0 else index)
         out = torch.empty_strided(host.shape, strides, dtype=host.dtype, device=where)
         if host.numel():
             lowered(out).copy_(host)

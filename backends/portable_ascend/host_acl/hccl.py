@@ -21,6 +21,19 @@ from portable_ascend.host_acl.kernels import operators
 NAME = "hccl"
 # These end when the other side has come: waiting for one before the next is started could wait for ever.
 _POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
+# The dispatcher's names of what torch.distributed calls otherwise.
+_NAMES = {
+    "allreduce_": "all_reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather_into_tensor",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "recv_any_source_": "recv",
+    "allreduce_coalesced_": "all_reduce_coalesced",
+    "allgather_coalesced_": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor_coalesced",
+}
 _LOCAL = frozenset({"check_for_nan"})
 _work = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
 
@@ -40,16 +53,28 @@ def register(device: HostDevice) -> tuple[torch.library.Library, ...]:
 
 
 class Carrier(dist.ProcessGroupGloo):  # type: ignore[misc]
-    """Gloo, with what torch_npu's Python side asks of its own group."""
+    """Gloo, with what torch_npu's Python side asks of its own group: it gathers and sends past PyTorch's dispatcher."""
+
+    def allgather(self, outputs: Any, inputs: Any, *options: Any) -> Any:
+        """Gather one tensor of each rank on all."""
+        return super().allgather(_low(outputs), _low(inputs), *options)
+
+    def gather(self, outputs: Any, inputs: Any, *options: Any) -> Any:
+        """Gather one tensor of each rank on one."""
+        return super().gather(_low(outputs), _low(inputs), *options)
 
     def batch_isend_irecv(self, kinds: list[str], tensors: list[torch.Tensor], peers: list[int]) -> Any:
         """Start several sends and receives, and answer one work for all of them."""
         works = []
         for kind, tensor, peer in zip(kinds, tensors, peers, strict=True):
-            low = lowered(tensor.detach())
             start = self.send if kind in ("isend", "send") else self.recv  # type: ignore[attr-defined]
-            works.append(start([low], peer, 0))
+            works.append(start(_low([tensor]), peer, 0))
         return _Works(works)
+
+
+def _low(tensors: Any) -> Any:
+    """CPU tensors over the same memory."""
+    return tree_map_only(torch.Tensor, lambda tensor: lowered(tensor.detach()), tensors)
 
 
 class _Works:
@@ -84,7 +109,7 @@ def _carry(device: HostDevice, operator: Any, /, *args: Any) -> Any:
     if name in _LOCAL:
         return out
     if not device.recorder.paused:
-        device.recorder.collective(name.strip("_"))
+        device.recorder.collective(_NAMES.get(name, name.rstrip("_")))
     if name in _POINT_TO_POINT:
         return out
     return _finished(operator, args, out)

@@ -31,7 +31,7 @@ def start(settings: Settings) -> Rehearsal:
         recurrent.register(device, more=("stft", "stft.center")),
         *hccl.register(device),
     )
-    draws.source = lambda: device.random.advance(device.current_index)  # type: ignore[attr-defined]
+    draws.source = lambda: device.random.advance(device.current_index())  # type: ignore[attr-defined]
     module = torch.npu  # type: ignore[attr-defined]
     rehearsal = Rehearsal(device.profile, device, module, "vendor-package-on-host", libraries)
     adopt(rehearsal)

@@ -41,14 +41,15 @@ class Settings:
         return ",".join([self.soc.name, f"devices={self.devices}", f"hbm={self.hbm}", *path])
 
 
-def settings(
+def make_settings(
     soc: str | None = None, devices: int | None = None, hbm: int | str | None = None, path: str | Path | None = None
 ) -> Settings:
     """Check and complete the arguments.
 
     Args:
         soc: name of the SoC, by default "Ascend910B2".
-        devices: 1 to 64; by default as many as ASCEND_RT_VISIBLE_DEVICES names, or 1.
+        devices: 1 to 64; by default as many as ASCEND_RT_VISIBLE_DEVICES names, or one for each process that torchrun
+            starts on this machine (LOCAL_WORLD_SIZE), or 1.
         hbm: bytes of memory per device, as a number or with a unit ("512MiB"); by default what the SoC has.
         path: folder with the unpacked torch_npu.
 
@@ -91,12 +92,15 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings | 
     devices = named.get("devices")
     if devices is not None and not devices.isdecimal():
         raise ConfigurationError(f"{VARIABLE}={text!r} asks for {devices!r} devices, not a number. Write {_FORM}.")
-    return settings(named.get("soc", soc), None if devices is None else int(devices), named.get("hbm"), named.get("path"))
+    return make_settings(named.get("soc", soc), None if devices is None else int(devices), named.get("hbm"), named.get("path"))
 
 
 def _visible() -> int:
     listed = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
-    return 1 if listed is None else len([part for part in listed.split(",") if part.strip()])
+    if listed is not None:
+        return len([part for part in listed.split(",") if part.strip()])
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(int(processes), MAX_DEVICES) if processes.isdecimal() and int(processes) else 1
 
 
 def _bytes(size: int | str) -> int:
