@@ -57,11 +57,11 @@ class Carrier(dist.ProcessGroupGloo):  # type: ignore[misc]
 
     def allgather(self, outputs: Any, inputs: Any, *options: Any) -> Any:
         """Gather one tensor of each rank on all."""
-        return super().allgather(_low(outputs), _low(inputs), *options)
+        return super().allgather(_low(outputs), _low(inputs), *options)  # type: ignore[misc]
 
     def gather(self, outputs: Any, inputs: Any, *options: Any) -> Any:
         """Gather one tensor of each rank on one."""
-        return super().gather(_low(outputs), _low(inputs), *options)
+        return super().gather(_low(outputs), _low(inputs), *options)  # type: ignore[misc]
 
     def batch_isend_irecv(self, kinds: list[str], tensors: list[torch.Tensor], peers: list[int]) -> Any:
         """Start several sends and receives, and answer one work for all of them."""

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from portable.rehearsal.kernels import base_name
 from portable.rehearsal.schemas import makes_view, overload
@@ -54,9 +55,18 @@ class VendorKernels:
 
 
 def register(
-    device: HostDevice, vendor: Mapping[str, Callable[..., Any]], table: VendorKernels
+    device: HostDevice,
+    vendor: Mapping[str, Callable[..., Any]],
+    in_place: Mapping[str, Callable[..., Any]],
+    table: VendorKernels,
 ) -> tuple[torch.library.Library, ...]:
-    """Give PyTorch the kernels; they last as long as the libraries answered."""
+    """Give PyTorch the kernels; they last as long as the libraries answered.
+
+    Args:
+        vendor: the vendor's operators, as functions of CPU tensors.
+        in_place: those that change the tensors in ``out``.
+        table: learns which operators have no kernel.
+    """
     aten = torch.library.Library("aten", "IMPL")
     missing = []
     for operator in operators("aten"):
@@ -79,9 +89,12 @@ def register(
     for operator in operators("npu"):
         if not _has(operator._name, _KEY):
             continue
-        function = vendor.get(operator._name)
-        if function is not None:
-            device.override(operator, partial(_call, function))
+        if operator._name in in_place:
+            npu.impl(
+                operator._name[5:], partial(_change, device, operator, in_place[operator._name]), _KEY, allow_override=True
+            )
+        elif operator._name in vendor:
+            device.override(operator, partial(_call, vendor[operator._name]))
             npu.impl(operator._name[5:], partial(device.run, operator), _KEY, allow_override=True)
     return aten, npu
 
@@ -112,6 +125,14 @@ _COPIES = {
 def _call(function: Callable[..., Any], operator: Any, args: Any, kwargs: Any) -> Any:
     attention.reached(operator)
     return function(*args, **kwargs)
+
+
+def _change(device: HostDevice, operator: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Run one of the vendor's operators that change the tensors in ``out``, and answer those."""
+    low_args, low_kwargs = tree_map_only(torch.Tensor, device.host, (args, kwargs))
+    function(*low_args, **low_kwargs)
+    device.observer.observe(operator, args, kwargs)
+    return tuple(kwargs["out"])
 
 
 def operators(namespace: str) -> list[Any]:

@@ -15,7 +15,7 @@ from portable_ascend.host_acl import attention, derivatives, hccl, kernels, spec
 from portable_ascend.host_acl.device import HostDevice
 from portable_ascend.host_acl.profile import profile
 from portable_ascend.host_acl.settings import Settings
-from portable_ascend.host_acl.vendor import OPERATORS, draws
+from portable_ascend.host_acl.vendor import IN_PLACE, OPERATORS, draws
 
 
 def start(settings: Settings) -> Rehearsal:
@@ -26,7 +26,7 @@ def start(settings: Settings) -> Rehearsal:
     device = HostDevice(profile(settings, table))
     special.install(device)
     libraries = (
-        *kernels.register(device, _vendor(), table),
+        *kernels.register(device, _vendor(), IN_PLACE, table),
         attention.register(device),
         recurrent.register(device, more=("stft", "stft.center")),
         *hccl.register(device),

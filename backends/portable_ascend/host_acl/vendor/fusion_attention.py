@@ -6,7 +6,7 @@ the wheel (torch_npu/op_plugin/meta/_meta_registrations.py). ``softmax_max`` and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -388,3 +388,14 @@ def npu_fusion_attention_grad_v3(
     """As `npu_fusion_attention_grad`, with seed and offset as tensors."""
     drawn = [0 if tensor is None or not tensor.numel() else int(tensor) for tensor in (seed, offset)]
     return npu_fusion_attention_grad(query, key, value, dy, head_num, input_layout, seed=drawn[0], offset=drawn[1], **kwargs)
+
+
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    f"npu::{function.__name__}": function
+    for function in (
+        npu_fusion_attention,
+        npu_fusion_attention_grad,
+        npu_fusion_attention_v3,
+        npu_fusion_attention_grad_v3,
+    )
+}
