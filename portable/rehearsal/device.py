@@ -155,8 +155,8 @@ class Device:
                     index = mine
                 elif mine != index and operator._schema.name != "aten::copy_":
                     raise RuntimeError(
-                        f"{operator._schema.name}: expected all tensors to be on the same device, but found {self.kind}:{index} "
-                        f"and {self.kind}:{mine}. Move them with .to(device)."
+                        f"{operator._schema.name}: expected all tensors to be on the same device, but found "
+                        f"{self.kind}:{index} and {self.kind}:{mine}. Move them with .to(device)."
                     )
                 return lowered(value)
             return _CPU if isinstance(value, torch.device) else value
