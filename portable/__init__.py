@@ -40,6 +40,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "prefetching": ("prefetch",),
     "determinism": ("deterministic",),
     "profiling": ("profile",),
+    "provenance": ("execution",),
     "compat": ("cuda_compat",),
     "errors": (
         "BackendNotFound", "BackendUnavailable", "ConfigurationError", "DeviceIndexError", "PluginError", "PortableError",
@@ -282,6 +283,9 @@ if TYPE_CHECKING:
     )
     from portable.profiling import (
         profile as profile,
+    )
+    from portable.provenance import (
+        execution as execution,
     )
     from portable.random import (
         fork_rng as fork_rng,

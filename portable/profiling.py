@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from portable.errors import ConfigurationError
+from portable.provenance import notice
 from portable.selection import active
 
 
@@ -57,6 +58,8 @@ def profile(
     else:
         _report(session, target, sort_by, rows, out)
     print(fallback_section(fallen), file=out)
+    if notice(backend):
+        print(f"execution: {notice(backend)}", file=out)
 
 
 def _report(session: Any, target: Path | None, sort_by: str | None, rows: int, out: TextIO) -> None:

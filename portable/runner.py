@@ -9,10 +9,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from portable.backend import Backend
 from portable.compat import children
 from portable.compat.engine import cuda_compat
 from portable.compat.report import Recorder
 from portable.program import USAGE, become, execute, unreadable
+from portable.provenance import execution, notice
 
 
 def run_script(
@@ -54,7 +56,7 @@ def run_script(
         children.expect(mode.recorder)
     # The program may change the current folder.
     file = report.absolute() if report else None
-    close = partial(_close, mode.recorder, mode.backend.spec.name, mode.replaces, file, quiet, os.getpid())
+    close = partial(_close, mode.recorder, mode.backend, mode.replaces, file, quiet, os.getpid())
     if not leave:
         atexit.register(close)  # these run in the reverse order, so it comes after all that the program registers
         become(target, args, module)
@@ -69,7 +71,7 @@ def run_script(
         mode.__exit__(None, None, None)
 
 
-def _close(recorder: Recorder, backend: str, replaced: bool, report: Path | None, quiet: bool, process: int) -> None:
+def _close(recorder: Recorder, backend: Backend, replaced: bool, report: Path | None, quiet: bool, process: int) -> None:
     if os.getpid() != process:  # a forked child that ends by itself has inherited the exit handler
         return
     children.gather(recorder)
@@ -79,11 +81,11 @@ def _close(recorder: Recorder, backend: str, replaced: bool, report: Path | None
         sys.stdout.flush()
     if report is not None:
         try:
-            recorder.write(report, backend)
+            recorder.write(report, backend.spec.name, execution(backend))
         except OSError as error:
             print(f"portable run: the report could not be written to {report}: {error}", file=sys.stderr)
     if not quiet:
         try:
-            recorder.show(backend, replaced)
+            recorder.show(backend.spec.name, replaced, notice(backend))
         except Exception as error:  # a program may have emptied sys.path, or have a rich.py of its own
             print(f"portable run: the table could not be printed ({error}); --report FILE writes it as JSON", file=sys.stderr)

@@ -23,7 +23,7 @@ from portable_ascend.facts import SPEC, generation_of
 from portable_ascend.surface import SURFACE
 
 if TYPE_CHECKING:
-    from portable.rehearsal import Rehearsal
+    from portable.rehearsal import Profile, Rehearsal
 
 _MONITOR = unsupported("torch.npu has only utilization()", "run npu-smi info beside the program")
 
@@ -66,6 +66,12 @@ class AscendBackend(Backend):
             return Availability(False, "torch_npu finds no device", "check with npu-smi info that a device is healthy and free")
         return Availability(True, f"{count} device{'s' if count > 1 else ''}", device_count=count)
 
+    def profiles(self) -> Mapping[str, Profile]:
+        from portable_ascend.host_acl.kernels import VendorKernels
+        from portable_ascend.host_acl.profile import profile
+
+        return {name: profile(host_acl.make_settings(name, devices=1), VendorKernels()) for name in SPEC.generations}
+
     @property
     def costs(self) -> Costs:
         return COSTS
@@ -103,7 +109,15 @@ class AscendBackend(Backend):
         return found
 
     def profiler(self, **kwargs: Any) -> Any:
-        """torch_npu.profiler: torch.profiler does not see the device (torch_npu documentation, "Ascend PyTorch Profiler")."""
+        """torch_npu.profiler: torch.profiler does not see the device (torch_npu documentation, "Ascend PyTorch Profiler").
+
+        On the host runtime there is no device to see, and torch.profiler shows the kernels of the CPU.
+        """
+        if host_acl.active():
+            from torch import profiler
+
+            kwargs.setdefault("activities", [profiler.ProfilerActivity.CPU])
+            return super().profiler(**kwargs)
         import torch_npu
 
         activity = torch_npu.profiler.ProfilerActivity

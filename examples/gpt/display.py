@@ -84,6 +84,7 @@ class Summary:
     bigram_entropy: float
     peak_memory_bytes: int
     backend: str
+    execution: str
     device: str
     threads: int
     python: str
@@ -112,6 +113,7 @@ class Summary:
             bigram_entropy=bigram,
             peak_memory_bytes=pt.memory.max_allocated(),
             backend=pt.active().spec.name,
+            execution=pt.execution(),
             device=pt.get_device_name(),
             threads=torch.get_num_threads(),
             python=platform.python_version(),

@@ -56,4 +56,4 @@ def _forked(recorder: Recorder) -> None:
 
 def _write(recorder: Recorder) -> None:
     if recorder.folder is not None and recorder.folder.is_dir() and recorder.entries():
-        recorder.write(recorder.folder / f"{os.getpid()}.json", "")
+        recorder.write(recorder.folder / f"{os.getpid()}.json")

@@ -120,24 +120,26 @@ class Recorder:
             ]
             return sorted(found, key=lambda e: (order[e.kind], -e.count, e.construct))
 
-    def as_dict(self, backend: str) -> dict[str, Any]:
-        """The same as plain containers, for JSON."""
+    def as_dict(self, backend: str, execution: str) -> dict[str, Any]:
+        """The same as plain containers, for JSON; ``execution`` says what the backend ran on (portable.provenance)."""
         entries = [asdict(entry) for entry in self.entries()]
-        return {"schema": 1, "backend": backend, "child_processes": self.children, "entries": entries}
+        found = {"schema": 1, "backend": backend, "execution": execution}
+        return {**found, "child_processes": self.children, "entries": entries}
 
-    def write(self, path: Path, backend: str) -> None:
+    def write(self, path: Path, backend: str = "", execution: str = "") -> None:
         """Write JSON; the file appears whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(self.as_dict(backend), indent=2), encoding="utf-8")
+        partial.write_text(json.dumps(self.as_dict(backend, execution), indent=2), encoding="utf-8")
         partial.replace(path)
 
-    def show(self, backend: str, replaced: bool = True) -> None:
+    def show(self, backend: str, replaced: bool = True, notice: str = "") -> None:
         """Print a table on standard error.
 
         Args:
             backend: where the program ran.
             replaced: False if that was CUDA itself.
+            notice: what to say of a backend that is no hardware.
         """
         from rich.console import Console
         from rich.markup import escape
@@ -147,6 +149,8 @@ class Recorder:
         if not console.is_terminal:
             console.width = 140  # a log file has room; folded paths would be hard to search for
         entries = self.entries()
+        if notice:
+            console.print(f"portable run: {notice}")
         if not replaced:
             console.print(f"portable run: the program ran on the {backend} backend as it is; nothing was replaced")
             return

@@ -78,7 +78,7 @@ class Numerics:
         """Compute in the narrower type; the label stays, except where several outputs come back."""
         name = operator._schema.name
         out = [leaf for key, leaf in kwargs.items() if key in {a.name for a in operator._schema.arguments if a.is_out}]
-        inputs = {t.dtype for t in args if isinstance(t, torch.Tensor)}
+        inputs = {t.dtype for t in tree_leaves(tuple(args)) if isinstance(t, torch.Tensor)}  # lists of tensors too
         for tensor in out:
             if isinstance(tensor, torch.Tensor) and tensor.dtype in self._refused_out and tensor.dtype not in inputs:
                 self._recorder.refuse(

@@ -5,7 +5,8 @@ Data flows one way: recorders of the processes -> `observations` -> `findings` -
 
 from __future__ import annotations
 
+from portable.provenance import NOTICE
 from portable.rehearse.reading import parse, read
-from portable.rehearse.result import NOTICE, SCHEMA, Finding, Result
+from portable.rehearse.result import SCHEMA, Finding, Result
 
 __all__ = ["NOTICE", "SCHEMA", "Finding", "Result", "parse", "read"]

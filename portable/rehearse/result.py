@@ -11,8 +11,9 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from portable.provenance import NOTICE
+
 SCHEMA = "portable.rehearsal/1"
-NOTICE = "emulated on CPU: shapes, dtypes, paths and counts are meaningful; times are not"
 
 Execution = Literal["emulated", "vendor-package-on-host"]
 Severity = Literal["blocker", "wrong", "major", "minor", "info"]

@@ -87,7 +87,7 @@ RULES: Mapping[str, Rule] = {
         "attention", "major", "attention without a fused kernel",
         "All scores, queries times keys, are written to memory and read again, forward and backward; memory grows with the "
         "square of the length.",
-        "Take away what the reason names, where the model allows it.",
+        "Take away what the reason names, where the model allows it.", eases=True,
     ),
     "REH-FALLBACK": Rule(
         "fallback", "major", "computed by the CPU",
@@ -101,7 +101,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "REH-COMPILE-LATE": Rule(
         "compile", "minor", "new shapes in later steps", "Each new shape is compiled before it runs; those steps wait for it.",
-        "Pad to the shape of the other steps (drop_last=True for a last batch), or run each shape once before timing starts.",
+        "Pad to the shape of the other steps (drop_last=True for a last batch, a fixed length for a growing context), or run "
+        "each shape once before timing starts.",
     ),
     "REH-COMPILE-FIRST": Rule(
         "compile", "info", "compiled once", "Compiled before it runs the first time; a cache may keep it for the next start.",
@@ -115,6 +116,10 @@ RULES: Mapping[str, Rule] = {
     "REH-SYNC-PRINT": Rule(
         "sync", "major", "printing a tensor", _WAIT + " Printing reads and compares every element, in several operators.",
         "Print every 10 or 100 steps, or print tensor.cpu().", eases=True,
+    ),
+    "REH-SYNC-SAVE": Rule(
+        "sync", "major", "saving to a file", _WAIT,
+        "A checkpoint has to be copied: save every so many steps, or with torch.distributed.checkpoint.async_save.", eases=True,
     ),
     "REH-SYNC-COPY": Rule(
         "sync", "major", "copy to the CPU", _WAIT,
@@ -181,6 +186,7 @@ RULES: Mapping[str, Rule] = {
 SYNCS: Mapping[str, str] = {
     "item": "REH-SYNC-ITEM",
     "printing": "REH-SYNC-PRINT",
+    "saving": "REH-SYNC-SAVE",
     "copy to the CPU": "REH-SYNC-COPY",
     "boolean indexing": "REH-SYNC-BOOLEAN-INDEX",
     "nonzero": "REH-SYNC-NONZERO",

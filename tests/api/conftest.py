@@ -1,4 +1,4 @@
-"""The API suite on the backend that the environment names. ``check_*`` files run in sessions of their own: test_api_sessions.py."""
+"""The API suite on the backend that the environment names; ``check_*`` files run in sessions (test_api_sessions.py)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ def name() -> str:
 
 
 @pytest.fixture(autouse=True)
-def backend(name: str) -> Any:
+def chosen(name: str) -> Any:
     """The session's backend, active."""
     pt.use(name)
+    pt.init()
     found = pt.active()
     assert found.spec.name == name
     return found
 
 
 @pytest.fixture
-def device(backend: Any) -> torch.device:
+def device(chosen: Any) -> torch.device:
     return pt.device()

@@ -22,7 +22,7 @@ def train(how: str, world: pt.distributed.World) -> dict[str, object]:
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2, **pt.optimizer_options("AdamW"))
     losses = []
     for step in range(STEPS):
-        x, y = (whole.chunk(world.world_size)[world.rank] for whole in batch(step))
+        x, y = (whole.chunk(world.world_size)[world.rank].to(world.device) for whole in batch(step))
         optimizer.zero_grad()
         loss = loss_of(wrapped(x), y)
         loss.backward()

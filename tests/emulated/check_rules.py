@@ -65,6 +65,8 @@ def test_float64_out_is_refused(dev: torch.device) -> None:
         torch.add(torch.ones(2, device=dev), 1, out=out)
     x = torch.ones(2, dtype=torch.float64, device=dev)
     assert torch.add(x, 1, out=out) is out and out.tolist() == [2, 2], "an input has it"
+    wide = torch.zeros(4, dtype=torch.float64, device=dev)
+    assert torch.cat([x, x], out=wide).tolist() == [1, 1, 1, 1], "an input in a list has it"
 
 
 def test_int64_wraps_at_32_bits(dev: torch.device, recorder: Any) -> None:
