@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import fakes
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import portable as pt
 from portable.compat.engine import cuda_compat
+from portable.spec import OptimizerSpec
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -69,6 +71,18 @@ def test_autocast_follows_the_precision_policy(
     assert [entry.kind for entry in reported] == ["redirected" if kept else "changed"]
     if not kept:
         assert f"became {str(becomes).removeprefix('torch.')}: " in reported[0].detail
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("spelling", AUTOCASTS)
+@pytest.mark.parametrize("cpu", ["avx2", "avx512_bf16"])
+def test_autocast_to_a_wide_type_is_off_as_on_cuda(
+    mode: cuda_compat, monkeypatch: pytest.MonkeyPatch, spelling: str, cpu: str
+) -> None:
+    generation(monkeypatch, cpu)
+    with AUTOCASTS[spelling](torch.float32):
+        assert (X.cuda() @ X.cuda().T).dtype is torch.float32 and not torch.is_autocast_enabled()
+    assert not changed(mode)
 
 
 def test_autocast_for_other_devices_and_as_decorator(mode: cuda_compat, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +236,27 @@ def test_options_of_optimizers_give_the_plain_result(mode: cuda_compat, name: st
         assert changed(mode) == {f"{name}(capturable=True)": "False: the device records no graphs"}
     else:
         assert bool(changed(mode)) is (name not in declared)
+
+
+def test_fused_is_looked_up_by_the_class_that_was_named(plugged: Callable[..., None]) -> None:
+    """AdamW's constructor goes through Adam's: what the backend says of Adam must not decide about AdamW."""
+    options = {"AdamW": OptimizerSpec({"fused": True}, "has it"), "Adam": OptimizerSpec({"foreach": False}, "a loop")}
+    plugged(fakes.Fake(fakes.spec(device_type="cpu", optimizers=options)))
+
+    class Mine(torch.optim.AdamW):
+        pass
+
+    with pt.cuda_compat("fake") as active:
+        made = [kind([nn.Parameter(X)], fused=True) for kind in (torch.optim.AdamW, Mine, torch.optim.Adam, torch.optim.SGD)]
+    assert [(one.defaults["fused"], one.defaults["foreach"]) for one in made] == [
+        *[(True, None)] * 2,
+        (None, False),
+        (None, None),
+    ]
+    assert changed(active) == {
+        "Adam(fused=True)": "foreach=False: a loop",
+        "SGD(fused=True)": "PyTorch's default: the fake backend declares no fused SGD",
+    }
 
 
 def test_subclasses_of_optimizers(mode: cuda_compat) -> None:

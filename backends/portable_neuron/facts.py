@@ -116,7 +116,7 @@ SPEC = BackendSpec(
         # bfloat16 policy. Foreach kernels exist for add and mul only, so the other optimizers take the plain loop.
         "AdamW": OptimizerSpec({"fused": True}, "the one fused kernel of the package; valid without loss scaling"),
         **{
-            name: OptimizerSpec({"foreach": False}, "most foreach operators have no kernel and would fall back to the CPU")
+            name: OptimizerSpec({"foreach": False}, "most foreach operators have no kernel, and become their parts")
             for name in ("Adam", "SGD", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adadelta", "ASGD")
         },
     },

@@ -69,6 +69,9 @@ def _settings(here: Target, dtype: Any, enabled: bool) -> tuple[Any, bool]:
     policy = precision_policy(here.backend)
     generation = here.backend.generation()
     wanted = str(dtype or torch.float16).removeprefix("torch.")  # CUDA's default is float16
+    if wanted not in ("float16", "bfloat16"):  # on CUDA autocast switches itself off then (torch/amp/autocast_mode.py)
+        here.note("redirected", "torch.autocast", f"{wanted}: off, as on CUDA")
+        return torch.bfloat16, False
     if generation is not None and wanted in generation.autocast:
         here.note("redirected", "torch.autocast", f"{here.kind}, {wanted}")
         return getattr(torch, wanted), True

@@ -23,9 +23,10 @@ _CUDA_COMPILERS = ("inductor", "cudagraphs", "tensorrt", "torch_tensorrt", "onnx
 def install(patches: Patches, target: Callable[[], Target]) -> None:
     """Replace constructors and torch.compile."""
     _data_loader(patches, target)
-    for kind in vars(torch.optim).values():
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
-            _optimizer(patches, target, kind)
+    classes = (value for value in vars(torch.optim).values() if isinstance(value, type))
+    kinds = tuple(kind for kind in classes if issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer)
+    for kind in kinds:
+        _optimizer(patches, target, kind, kinds)
     _compile(patches, target)
     _profiler(patches, target)
 
@@ -49,7 +50,7 @@ def _data_loader(patches: Patches, target: Callable[[], Target]) -> None:
     patches.set(data.DataLoader, "__init__", new_init)
 
 
-def _optimizer(patches: Patches, target: Callable[[], Target], kind: type) -> None:
+def _optimizer(patches: Patches, target: Callable[[], Target], kind: type, kinds: tuple[type, ...]) -> None:
     """Drop options that the target has no kernels for; subclasses reach this through super().__init__."""
     init = kind.__init__  # type: ignore[misc]
     parameters = inspect.signature(init).parameters
@@ -59,12 +60,17 @@ def _optimizer(patches: Patches, target: Callable[[], Target], kind: type) -> No
     @functools.wraps(init)
     def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
         here = target()
-        name = kind.__name__
+        # AdamW's own __init__ calls Adam's: what counts is the class of PyTorch that the program named.
+        name = next((base.__name__ for base in type(self).__mro__ if base in kinds), kind.__name__)
         known = here.backend.spec.optimizers.get(name)
         if kwargs.get("fused") and not (known and known.options.get("fused")):
             kwargs["fused"] = None
+            instead = "PyTorch's default"
+            if known and "foreach" in known.options and kwargs.get("foreach") is None:
+                kwargs["foreach"] = known.options["foreach"]
+                instead = f"foreach={known.options['foreach']}"
             reason = known.reason if known else f"the {here.backend.spec.name} backend declares no fused {name}"
-            here.note("changed", f"{name}(fused=True)", f"PyTorch's default: {reason}")
+            here.note("changed", f"{name}(fused=True)", f"{instead}: {reason}")
         if kwargs.get("capturable") and not graphs_supported():
             kwargs["capturable"] = False
             here.note("changed", f"{name}(capturable=True)", "False: the device records no graphs")

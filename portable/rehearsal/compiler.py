@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import copy
 import importlib.abc
 import importlib.util
 import re
@@ -20,9 +21,31 @@ from typing import Any
 import torch
 
 from portable.errors import ConfigurationError
+from portable.rehearsal import sources
 from portable.rehearsal.device import Device
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
+
+
+class _ByLine(torch.fx.Interpreter):
+    """Runs a graph node by node, so that what an operator does is told of the line that it was traced from."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__(graph)
+        self._lines = {node: _line(node) for node in graph.graph.nodes}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        before = sources.graph.line
+        sources.graph.line = self._lines[n] or before
+        try:
+            return super().run_node(n)
+        finally:
+            sources.graph.line = before
+
+
+def _line(node: torch.fx.Node) -> str:
+    frames = [m for m in _FRAME.finditer(node.meta.get("stack_trace") or "") if not sources.is_internal(m["file"])]
+    return sources.named(frames[-1]["file"], int(frames[-1]["line"])) if frames else ""
 
 
 class Compiler:
@@ -89,15 +112,16 @@ class Compiler:
             )
         if kwargs.get("mode") not in (None, "default") and self._rule.ignored_modes:
             warnings.warn(f"backend {self._rule.backend!r} ignores mode={kwargs['mode']!r}", stacklevel=2)
-        self._refuse_dynamic(graph)
+        if not self._rule.dynamic:
+            self._refuse_dynamic(graph)
         context = torch._guards.CompileContext.current_compile_id()
         name, again = self._name(graph, context)
         self._device.recorder.graph(name, first=not again)
-        run = graph.forward
+        interpreter = _ByLine(graph)
 
         def compiled(*args: Any) -> Any:
             with self._running():
-                return run(*args)
+                return copy.copy(interpreter).run(*args)  # a run's values are attributes: each has its own
 
         return compiled
 

@@ -119,11 +119,13 @@ class CompileRule:
         backend: Dynamo backend name that the device registers.
         ignored_modes: whether every mode but the default is ignored with a warning.
         options: known keys of ``options``.
+        dynamic: whether graphs with sizes that are not fixed are taken.
     """
 
     backend: str
     ignored_modes: bool
     options: tuple[str, ...]
+    dynamic: bool = False
 
 
 @dataclass(frozen=True)

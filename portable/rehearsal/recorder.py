@@ -106,7 +106,7 @@ class Recorder:
     def sync(self, what: str) -> None:
         """The host waited for the device."""
         with self._lock:
-            self.syncs["printing" if sources.printing() else what, sources.line()] += 1
+            self.syncs[sources.purpose() or what, sources.line()] += 1
 
     def fallback(self, name: str) -> None:
         """An operator without a kernel ran on the CPU."""

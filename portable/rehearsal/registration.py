@@ -28,6 +28,7 @@ _COMPOSITE = frozenset(
         "convolution_backward_overrideable", "_to_copy",
     }
 )  # fmt: skip
+_ASKS_FOR_CPU = frozenset({"mode"})  # generic kernels that refuse any device that they do not know by name
 # Kernels of the CPU that read nothing but metadata, so that they serve a tensor of any device: views, and new owners of memory.
 _METADATA = (
     "as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "set_.source_Tensor",
@@ -44,7 +45,7 @@ def register(device: Device) -> tuple[torch.library.Library, ...]:
     def give(name: str, kernel: Any, key: str = _KEY) -> None:
         aten.impl(overload(name)._name[6:], kernel, key)
 
-    for operator in _taken_apart():
+    for operator in _taken_apart(device.profile.kernels.value):
         aten.impl(operator._name[6:], partial(device.run, operator), _KEY)
     for name in _METADATA:
         give(name, partial(overload(name).redispatch, _CPU_KEYS))
@@ -70,11 +71,14 @@ def register(device: Device) -> tuple[torch.library.Library, ...]:
     return rest, aten
 
 
-def _taken_apart() -> list[Any]:
-    """Operators which PyTorch would take apart on the device, but which a device has kernels for.
+def _taken_apart(table: kernels.KernelTable) -> list[Any]:
+    """Operators which PyTorch would take apart on the device, but which the device has kernels for.
 
     PyTorch registers a generic kernel for them ("CompositeExplicitAutograd" in native_functions.yaml, or for three operators
-    "CompositeImplicitAutograd" beside a kernel for the CPU), which goes before the fallback for the rest.
+    "CompositeImplicitAutograd" beside a kernel for the CPU). It goes before a device's fallback to the CPU
+    (OperatorEntry::computeDispatchTableEntryWithDebug in c10), so a written one without a kernel on the device, as
+    _foreach_addcdiv_, becomes its parts there and not a fallback. Kernels that PyTorch's generator made ("NonFunctional", and
+    functional forms of operators that write) only call another form of the same operator, which falls back.
     """
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     found = []
@@ -91,6 +95,8 @@ def _taken_apart() -> list[Any]:
         # Its out= form was made by PyTorch's generator from the functional one, which is given already.
         generated = schema.overload_name.endswith("out") and _GENERIC[0] in generic
         own = {name[6:].partition(".")[0], kernels.base_name(operator)} & _COMPOSITE
-        if takes_tensor and not makes_view(operator) and not generated and not own:
+        written = generic == [_GENERIC[0]] and torch.Tag.generated not in operator.tags
+        falls_apart = written and kernels.base_name(operator) not in _ASKS_FOR_CPU and not table.has(operator)
+        if takes_tensor and not makes_view(operator) and not generated and not own and not falls_apart:
             found.append(operator)
     return found

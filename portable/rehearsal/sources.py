@@ -20,7 +20,17 @@ _PLAIN = {contextlib.__file__, "<string>", "<__array_function__ internals>"}
 _packages: set[str] = set()
 _internal: dict[CodeType, bool] = {}
 _PRINTER = torch._tensor_str.__file__
+_SAVER = torch.serialization.__file__
 UNKNOWN = "unknown"
+
+
+class _Graph(threading.local):
+    """The line behind the operator of a compiled graph that a thread runs, "" outside of graphs."""
+
+    line = ""
+
+
+graph = _Graph()
 
 
 def ignore(folder: str) -> None:
@@ -60,25 +70,33 @@ def _waiting() -> FrameType | None:
     return None
 
 
-def printing() -> bool:
-    """Whether PyTorch is at work on the text of a tensor."""
+def purpose() -> str:
+    """What PyTorch is at for the user's line: "printing" a tensor, "saving" to a file, or "" for anything else."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_internal(frame.f_code):
         if frame.f_code.co_filename == _PRINTER:
-            return True
+            return "printing"
+        if frame.f_code.co_filename == _SAVER:
+            return "saving"
         frame = frame.f_back
-    return False
+    return ""
+
+
+def named(file: str, number: int) -> str:
+    """``file.py:12``, relative to the working directory where possible."""
+    with contextlib.suppress(ValueError, OSError):
+        file = str(Path(file).relative_to(Path.cwd()))
+    return f"{file}:{number}"
 
 
 def line() -> str:
     """``file.py:12`` (relative to the working directory where possible), with " (backward)" in the backward pass."""
+    if graph.line:
+        return graph.line
     frame, suffix = _users(sys._getframe(1)), ""
     # A worker thread started by the interpreter shows the threading module only.
     if frame is None or frame.f_code.co_filename.endswith("threading.py"):
         frame, suffix = _waiting(), " (backward)"
         if frame is None:
             return UNKNOWN + suffix
-    path = frame.f_code.co_filename
-    with contextlib.suppress(ValueError, OSError):
-        path = str(Path(path).relative_to(Path.cwd()))
-    return f"{path}:{frame.f_lineno}{suffix}"
+    return named(frame.f_code.co_filename, frame.f_lineno) + suffix

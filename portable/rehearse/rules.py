@@ -116,6 +116,10 @@ RULES: Mapping[str, Rule] = {
         "sync", "major", "printing a tensor", _WAIT + " Printing reads and compares every element, in several operators.",
         "Print every 10 or 100 steps, or print tensor.cpu().", eases=True,
     ),
+    "REH-SYNC-SAVE": Rule(
+        "sync", "major", "saving to a file", _WAIT,
+        "A checkpoint has to be copied: save every so many steps, or with torch.distributed.checkpoint.async_save.", eases=True,
+    ),
     "REH-SYNC-COPY": Rule(
         "sync", "major", "copy to the CPU", _WAIT,
         "Compute on the device; collect results there and copy them once, in one tensor.", eases=True,
@@ -181,6 +185,7 @@ RULES: Mapping[str, Rule] = {
 SYNCS: Mapping[str, str] = {
     "item": "REH-SYNC-ITEM",
     "printing": "REH-SYNC-PRINT",
+    "saving": "REH-SYNC-SAVE",
     "copy to the CPU": "REH-SYNC-COPY",
     "boolean indexing": "REH-SYNC-BOOLEAN-INDEX",
     "nonzero": "REH-SYNC-NONZERO",

@@ -60,20 +60,18 @@ def facts(result: Result) -> Sequence[tuple[str, str]]:
     fused = sum(a.count for a in result.attention if a.fused)
     plain = sum(a.count for a in result.attention if not a.fused)
     ended = f"{run.ended}, exit code {run.exit_code}" if run.exit_code is not None else run.ended
-    waits = sum(row.count for row in result.syncs)
-    waits_later = sum(row.later for row in result.syncs)
-    steady = max(0, run.steps - 1)
+    at = f", at {memory.file}:{memory.line}" if memory.line else ""
     rows = [
         ("device", f"{target.title}: {target.devices} x {size(target.memory)} ({target.backend}, {target.generation})"),
         ("execution", f"{result.execution}: nothing here was measured on hardware"),
         ("ended by", f"{ended}, after {run.steps} optimizer steps, {run.processes} process{'es' if run.processes > 1 else ''}"),
-        ("peak memory", f"{size(memory.peak)} of {size(memory.total)} ({100 * memory.share:.3g} %)"),
+        ("peak memory", f"{size(memory.peak)} of {size(memory.total)} ({100 * memory.share:.3g} %){at}"),
         ("operator calls", f"{operators.calls:,}; {operators.fallbacks:,} ({100 * operators.fallback_share:.2g} %) on the CPU"),
         ("compilations", f"{compiled} of operators, {late} of them after the first 2 steps; {graphs} graphs, {again} again"),
-        ("host waits", f"{waits}" + (f", {waits_later / steady:.3g} a step" if steady else "")),
+        ("host waits", _waits(result)),
         ("copies", moved),
         ("attention calls", f"{fused + plain}: {fused} with a fused kernel, {plain} without"),
-        ("precision", _precision(result)),
+        ("precision policy", _precision(result)),
     ]
     if not run.steps:
         unseen = "no optimizer of torch.optim made a step, so counts are not told by step"
@@ -82,6 +80,17 @@ def facts(result: Result) -> Sequence[tuple[str, str]]:
     if result.collectives:
         rows.append(("collectives", ", ".join(f"{name} {count}" for name, count in result.collectives.items())))
     return rows
+
+
+def _waits(result: Result) -> str:
+    """All of them, those of every step, and the others: a mean over both would say nothing about either."""
+    total = sum(row.count for row in result.syncs)
+    every = [row for row in result.syncs if row.when == "every step"]
+    if not total or result.run.steps < 2:
+        return str(total)
+    rate = sum(row.later for row in every) / (result.run.steps - 1)
+    rest = total - sum(row.count for row in every)
+    return f"{total}: {rate:.3g} in every step" + (f", {rest} in some steps or outside of them" if rest else "")
 
 
 def _precision(result: Result) -> str:

@@ -16,6 +16,7 @@ from portable_ascend import sdpa
 from portable_ascend.host_acl.device import HostDevice
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 _reached = threading.local()
 # Operator of the vendor to the name of the path.
 _PATHS = {
@@ -50,7 +51,8 @@ def _record(device: HostDevice, kernel: Any, keys: Any, *args: Any, **kwargs: An
     _reached.path = sdpa.MATH
     out = kernel.call_boxed(keys, *args, **kwargs)
     path = _reached.path
-    if not device.recorder.paused:
+    tracing = torch._C._get_dispatch_mode(_FAKE) is not None  # Dynamo asks for shapes only
+    if not (device.recorder.paused or tracing):
         call = attention_call(*args, **kwargs)
         reasons = () if path == sdpa.TRAINING else tuple(sdpa.reasons(call, device.soc))
         device.recorder.attention_call(path, reasons, f"q {tuple(call.query)}, k {tuple(call.key)}, v {tuple(call.value)}")

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from portable.rehearsal import sources
 from portable.rehearsal.device import Device
 from portable.rehearsal.handles import lowered
 from portable.rehearsal.profile import Profile
+from portable_ascend import host_acl
 
 _MASK = 2**64 - 1
 _to_copy = torch.ops.aten._to_copy.default
@@ -29,6 +31,20 @@ class HostDevice(Device):
         self.random = GeneratorState()  # type: ignore[assignment]
         self._npu: Any = torch.npu  # type: ignore[attr-defined]
         self.recorder.peak = lambda: max(self._npu.max_memory_allocated(i) for i in range(self._npu.device_count()))
+        runtime = host_acl.active()
+        assert runtime is not None
+        self._held = runtime.used
+        self._most = 0
+        self._most_line = ""
+        self.recorder.peak_line = lambda: self._most_line
+
+    def run(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        out = super().run(operator, *args, **kwargs)
+        # The vendor's allocator knows no lines: what it took from the device last, it took for about this one.
+        held = self._held(self.current_index)
+        if held > self._most:
+            self._most, self._most_line = held, sources.line()
+        return out
 
     @property
     def soc(self) -> str:

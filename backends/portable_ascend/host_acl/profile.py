@@ -68,7 +68,11 @@ def profile(settings: Settings, kernels: VendorKernels) -> Profile:
             "operators are compiled for new shapes on the first series only (jit_compile); later ones carry binaries",
             "docs: torch.npu.set_compile_mode, jit_compile is off by default from the 910B on",
         ),
-        compile=Rule(CompileRule("npu", ignored_modes=True, options=()), "TorchAir", "wheel: torch_dynamo_backends"),
+        compile=Rule(
+            CompileRule("npu", ignored_modes=True, options=(), dynamic=True),
+            "Dynamo's graphs are counted and run operator by operator",
+            assumed="TorchAir, which the device has for them, needs CANN's graph engine: what it refuses is not seen here",
+        ),
         random=Rule("own", "each device has a generator of seed and offset; the numbers are not the device's", _OWN),
         keeps_parameters=Rule(True, "Module.to changes parameters in place", _OWN),
         pinned=Rule(None, "is_pinned answers for memory of the vendor's pinned allocator", _OWN),

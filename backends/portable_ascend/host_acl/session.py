@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from portable.rehearsal import Rehearsal, recurrent, sources
+from portable.rehearsal import Rehearsal, compiler, recurrent, sources
 from portable.rehearsal.session import adopt
 from portable_ascend.host_acl import attention, derivatives, hccl, kernels, special
 from portable_ascend.host_acl.device import HostDevice
@@ -31,6 +32,8 @@ def start(settings: Settings) -> Rehearsal:
         recurrent.register(device, more=("stft", "stft.center")),
         *hccl.register(device),
     )
+    # The vendor keeps the backend that it made for the name; TorchAir would be imported, and would need CANN's graph engine.
+    importlib.import_module("torch_npu.dynamo")._global_npu_backend["npu"] = compiler.Compiler(device)
     draws.source = lambda: device.random.advance(device.current_index())  # type: ignore[attr-defined]
     module = torch.npu  # type: ignore[attr-defined]
     rehearsal = Rehearsal(device.profile, device, module, "vendor-package-on-host", libraries)
