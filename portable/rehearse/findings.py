@@ -18,6 +18,7 @@ _COMPILE_WARMUP = 2  # see portable.rehearse.steps
 _OFTEN = 10  # of a program without optimizer steps: repeated, not part of the start
 _MOST = 0.8  # of the later steps: an evaluation or a last batch may be without
 _FULL = 0.9
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 _PLACE = re.compile(r"\((?P<line>[^()]+:\d+)\)$")
 
 
@@ -65,11 +66,14 @@ def when(spread: Spread, steps: int, warmup: int) -> When:
     return "some steps" if spread.later_steps else "start or end"
 
 
-def _eased(severity: Severity, how: When, count: int) -> Severity:
-    """The severity of what repeats, by how often it does."""
+def _eased(severity: Severity, how: When, count: int, after: int) -> Severity:
+    """The severity of what repeats, by how often it does; ``after`` counts what came after the last step."""
     if how == "every step" or (how == "not known" and count >= _OFTEN):
         return severity
-    return "info" if how == "start or end" else SEVERITIES[max(SEVERITIES.index("minor"), SEVERITIES.index(severity))]
+    # A program that goes on after training, to evaluate or to generate, repeats there what no step shows.
+    if how == "start or end" and after < _OFTEN:
+        return "info"
+    return SEVERITIES[max(SEVERITIES.index("minor"), SEVERITIES.index(severity))]
 
 
 class Findings:
@@ -119,7 +123,7 @@ class Findings:
         later = self._steps - warmup
         return Finding(
             rule,
-            _eased(known.severity, how, count) if known.eases else known.severity,
+            _eased(known.severity, how, count, spread.after if spread else 0) if known.eases else known.severity,
             place.file,
             place.line,
             place.code(self._folder),
@@ -151,12 +155,15 @@ class Findings:
             yield self._make("REH-OOM", self._place(line), count, "memory", detail)
 
     def _attention(self, seen: Observations) -> Iterator[Finding]:
-        lines: dict[tuple[str, str, tuple[str, ...]], _Seen] = {}
+        lines: dict[tuple[str, str, str], _Seen] = {}
         for (path, reasons, shapes, line), spread in seen.attention.items():
-            if reasons:
-                lines.setdefault((line, path, reasons), _Seen()).add(shapes, spread)
-        for (line, path, reasons), entry in lines.items():
-            detail = f"takes {path}: {'; '.join(reasons)} ({next(iter(entry.names))})"
+            if reasons:  # the same reasons with other numbers, as for a context that grows, are one finding
+                kind = _NUMBER.sub("#", "; ".join(reasons))
+                lines.setdefault((line, path, kind), _Seen()).add(f"{'; '.join(reasons)} ({shapes})", spread)
+        for (line, path, _), entry in lines.items():
+            others = len(entry.names) - 1
+            more = f", and so for {others} other shape{'s' if others > 1 else ''}" if others else ""
+            detail = f"takes {path}: {max(entry.names, key=lambda name: entry.names[name])}{more}"
             what = "scaled_dot_product_attention"
             yield self._make("REH-ATTENTION-MATH", self._place(line), entry.spread.total, what, detail, entry.spread)
 

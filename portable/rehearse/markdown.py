@@ -9,6 +9,7 @@ from portable.rehearse.output import MARK
 from portable.rehearse.result import Finding, Result
 
 _MOST_INFO = 50
+_MOST_ATTENTION = 20
 
 
 def _cell(value: object) -> str:
@@ -70,9 +71,11 @@ def section(result: Result) -> str:
         lines += ["### Attention", ""]
         rows2 = (
             (_code(f"{a.file}:{a.line}"), _cell(a.shapes), _cell(a.path), _cell("; ".join(a.reasons) or "fused"), a.count)
-            for a in result.attention
+            for a in result.attention[:_MOST_ATTENTION]
         )
         lines += _table(("line", "shapes", "path", "why", "calls"), rows2)
+        if len(result.attention) > _MOST_ATTENTION:
+            lines += [f"and {len(result.attention) - _MOST_ATTENTION} more in the JSON file.", ""]
     if result.graphs:
         lines += ["### torch.compile", ""]
         lines += _table(

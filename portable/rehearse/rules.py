@@ -87,7 +87,7 @@ RULES: Mapping[str, Rule] = {
         "attention", "major", "attention without a fused kernel",
         "All scores, queries times keys, are written to memory and read again, forward and backward; memory grows with the "
         "square of the length.",
-        "Take away what the reason names, where the model allows it.",
+        "Take away what the reason names, where the model allows it.", eases=True,
     ),
     "REH-FALLBACK": Rule(
         "fallback", "major", "computed by the CPU",
@@ -101,7 +101,8 @@ RULES: Mapping[str, Rule] = {
     ),
     "REH-COMPILE-LATE": Rule(
         "compile", "minor", "new shapes in later steps", "Each new shape is compiled before it runs; those steps wait for it.",
-        "Pad to the shape of the other steps (drop_last=True for a last batch), or run each shape once before timing starts.",
+        "Pad to the shape of the other steps (drop_last=True for a last batch, a fixed length for a growing context), or run "
+        "each shape once before timing starts.",
     ),
     "REH-COMPILE-FIRST": Rule(
         "compile", "info", "compiled once", "Compiled before it runs the first time; a cache may keep it for the next start.",

@@ -53,7 +53,7 @@ def facts(result: Result) -> Sequence[tuple[str, str]]:
     """The lines of the summary: name, text."""
     run, target = result.run, result.target
     operators, memory = result.operators, result.memory
-    late = sum(row.later for row in result.compiles)
+    late = sum(row.later + row.after for row in result.compiles)
     compiled = sum(row.count for row in result.compiles)
     graphs, again = sum(g.graphs for g in result.graphs), sum(g.recompilations for g in result.graphs)
     moved = "; ".join(f"{c.count} {c.direction} ({size(c.bytes)})" for c in result.copies) or "none"
