@@ -116,11 +116,12 @@ class Device:
         if dtype not in self._refused:
             return
         name = str(dtype)[6:]
+        pairs = " (complex numbers as pairs of real ones: torch.view_as_real)" if dtype.is_complex else ""
         self.recorder.refuse(
             name,
             RuntimeError(
-                f"a tensor of dtype {name} was asked for on {self.kind}, whose devices have none. "
-                "Use another dtype (complex numbers as pairs of real ones: torch.view_as_real), or keep this on the CPU."
+                f"a tensor of dtype {name} was asked for on {self.kind}, whose devices have none "
+                f"({self.profile.title}). Use another dtype{pairs}, or keep this on the CPU."
             ),
         )
 

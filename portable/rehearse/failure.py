@@ -22,7 +22,7 @@ from portable.rehearse.result import Failure
 _OURS = str(Path(__file__).parents[1])
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-_DTYPE = re.compile(r"\b(?:dtype )?(?:torch\.)?(complex\w*|float64|float32|float16|bfloat16|float8_\w+|u?int\d+|bool)\b")
+_DTYPE = re.compile(r"\b(?:dtypes? )?(?:torch\.)?(complex\w*|float64|float32|float16|bfloat16|float8_\w+|u?int\d+|bool)\b")
 # What PyTorch says when a dispatch key has no kernel, and when the host itself is full.
 _EMULATOR = re.compile(r"Could not run '[\w:.]+' with arguments from the '\w+' backend|DefaultCPUAllocator")
 
@@ -37,7 +37,7 @@ def rule_of_refusal(name: str, message: str) -> str:
     """Rule for what a device refused, from the operator's name and its message."""
     if name == "memory":
         return "REH-OOM"
-    return "REH-REFUSED-DTYPE" if re.search(r"\bdtype\b", message) and dtype_in(message) else "REH-REFUSED"
+    return "REH-REFUSED-DTYPE" if re.search(r"\bdtypes?\b", message) and dtype_in(message) else "REH-REFUSED"
 
 
 def explain(error: BaseException, folder: str, backend_folder: str, costs: Costs) -> Failure:

@@ -259,6 +259,39 @@ def test_severity_follows_how_often() -> None:
     assert {f.line: f.severity for f in findings(without_steps)} == {1: "major", 2: "minor"}
 
 
+def test_what_repeats_after_training_is_more_than_information() -> None:
+    seen = Observations(steps=4, syncs={("item", "a.py:1"): Spread(0, 0, 10, 0), ("item", "a.py:2"): Spread(9, 0, 9, 0)})
+    assert {f.line: f.severity for f in findings(seen)} == {1: "minor", 2: "info"}
+
+
+def test_attention_at_one_line_is_one_finding_for_each_kind_of_reason() -> None:
+    reason, mask = "the lengths {0} and {0} are not both multiples of 512", "a mask is given"
+    grown = {("math", (reason.format(n),), f"q (1, {n})", "a.py:1"): Spread(0, 0, 2, 0) for n in (1, 2, 3)}
+    seen = Observations(
+        steps=4,
+        attention={
+            **grown,
+            ("math", (reason.format(64),), "q (4, 64)", "a.py:1"): Spread(2, 6, 0, 3),
+            ("math", (mask,), "q (4, 512)", "a.py:1"): Spread(0, 0, 1, 0),
+            ("flash", (), "q (4, 1024)", "a.py:1"): Spread(2, 6, 0, 3),
+        },
+    )
+    lengths, masked = findings(seen)
+    assert (lengths.severity, lengths.count, lengths.when) == ("major", 14, "every step")
+    assert lengths.detail == f"takes math: {reason.format(64)} (q (4, 64)), and so for 3 other shapes"
+    assert (masked.severity, masked.count, masked.detail) == ("info", 1, "takes math: a mask is given (q (4, 512))")
+
+
+def test_host_waits_of_every_step_are_told_from_the_others() -> None:
+    rows = (
+        model.Place("item", "a.py", 3, False, 5, 1, 4, 0, 4, "every step"),
+        model.Place("item", "a.py", 4, False, 9, 9, 0, 0, 0, "start or end"),
+    )
+    said = dict(text.facts(a_result(run=run(steps=5), syncs=rows)))
+    assert said["host waits"] == "14: 1 in every step, 9 in some steps or outside of them"
+    assert dict(text.facts(a_result(run=run(steps=0), syncs=rows)))["host waits"] == "14"
+
+
 def test_compilations_of_a_line_are_one_finding() -> None:
     seen = Observations(
         steps=5,

@@ -68,7 +68,9 @@ class HostDevice(Device):
 
         Raises:
             torch.OutOfMemoryError: it does not fit.
+            RuntimeError: the SoC has no arithmetic for this dtype, and the device is not lenient.
         """
+        self.check_dtype(host.dtype)
         if host.layout != torch.strided:
             raise NotImplementedError(
                 f"a tensor of layout {str(host.layout)[6:]} was asked for on {self.kind}; the host ACL runtime has dense ones "

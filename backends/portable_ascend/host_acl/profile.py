@@ -15,12 +15,20 @@ from portable.rehearsal.profile import (
     Refusals,
     Rule,
 )
+from portable.spec import Generation
 from portable_ascend import sdpa
-from portable_ascend.facts import generation_of
+from portable_ascend.facts import GENERATIONS, generation_of
 from portable_ascend.host_acl.kernels import VendorKernels
 from portable_ascend.host_acl.settings import Settings
 
 _OWN = "the vendor's own code runs"
+
+
+def _missing(generation: Generation | None) -> frozenset[torch.dtype]:
+    """dtypes that other generations compute in and this one does not."""
+    everywhere = {name for other in GENERATIONS.values() for name in other.storage}
+    missing = everywhere - generation.storage if generation else set()
+    return frozenset(getattr(torch, name) for name in missing)
 
 
 def profile(settings: Settings, kernels: VendorKernels) -> Profile:
@@ -40,9 +48,11 @@ def profile(settings: Settings, kernels: VendorKernels) -> Profile:
         computes_in=Rule({}, "every dtype computes as labelled", assumed="which operators narrow float64 is not documented"),
         tuple_label=Rule({}, "outputs keep their labels", _OWN),
         refusals=Rule(
-            Refusals(frozenset(), frozenset()),
-            "what torch_npu's own code refuses",
-            assumed="what CANN's kernels refuse beyond that (complex matrix products, bfloat16 on the 910A) is not known here",
+            Refusals(_missing(generation), frozenset()),
+            "what torch_npu's own code refuses; tensors of bfloat16 on the first series, of float8 before the 950 series",
+            "the vendor's own code runs; wheel (is_bf16_supported, get_amp_supported_dtype)",
+            "at which call CANN refuses such a dtype is not documented: computing one is refused here. What its kernels refuse "
+            "beyond that (complex matrix products) is not known",
         ),
         integer_matmul_bits=Rule(None, "integer matrix products are exact", assumed="not documented otherwise"),
         matmul_dtype=Rule(

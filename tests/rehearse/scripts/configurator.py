@@ -3,9 +3,9 @@ import sys
 from ast import literal_eval
 
 for argument in sys.argv[1:]:
-    name, _, text = argument.removeprefix('--').partition('=')
+    name, _, text = argument.removeprefix("--").partition("=")
     if name not in globals():
-        raise ValueError(f'unknown setting {name!r}')
+        raise ValueError(f"unknown setting {name!r}")
     try:
         setting = literal_eval(text)
     except (SyntaxError, ValueError):
