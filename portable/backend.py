@@ -24,7 +24,7 @@ from portable.support import Support, bind
 if TYPE_CHECKING:
     import torch
 
-    from portable.rehearsal import Rehearsal
+    from portable.rehearsal import Profile, Rehearsal
     from portable.rehearse.costs import Costs
 
 
@@ -190,6 +190,10 @@ class Backend:
             "its package brings no emulated device",
             "portable rehearse --backend neuron or ascend",
         )
+
+    def profiles(self) -> Mapping[str, Profile]:
+        """What `emulate` follows, by generation, with the defaults: for the documents, the same on every machine."""
+        return {}
 
     @property
     def costs(self) -> Costs | None:

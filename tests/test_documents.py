@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,8 @@ import torch
 from torch import nn
 
 import portable as pt
+from portable import emulation_docs, selection
+from portable.rehearsal import Profile
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -52,3 +58,46 @@ def test_the_example_of_the_readme_trains() -> None:
         exec(block[1].replace("lr=3e-4", "lr=3e-2").replace("pt.compile(model)", "pt.compile(model, backend='eager')"), names)
     start = nn.functional.mse_loss(torch.zeros_like(y), y)
     assert float(names["loss"].detach()) < 0.3 * float(start)  # type: ignore[attr-defined]
+
+
+def test_each_rule_of_a_profile_says_what_becomes_of_it() -> None:
+    assert set(emulation_docs.HOW) == {
+        field.name for field in dataclasses.fields(Profile) if field.name not in ("device_type", "title")
+    }
+
+
+@pytest.mark.parametrize("name", ["ascend", "neuron"])
+def test_the_document_on_emulated_devices_has_every_rule_and_its_standing(name: str) -> None:
+    backend = selection.find(name)
+    section = (ROOT / "docs" / "emulated-device.md").read_text(encoding="utf-8").split(f"## {name}: ")[1].split("\n## ")[0]
+    rows = {row.split(" | ")[0].strip("|` "): row for row in section.splitlines() if row.startswith("| `")}
+    for profile in backend.profiles().values():
+        for field, rule in profile.rows():
+            assert rule.source.replace("|", "\\|") in rows[field] and rule.assumed in rows[field]
+            assert ("**assumed**" in rows[field]) is bool(rule.assumed)
+    assert set(backend.profiles()) == set(backend.spec.generations) - {"trn1"}
+
+
+def test_the_profile_of_the_document_makes_a_device() -> None:
+    """The code block as it stands, in a process of its own: one has one device."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "emulated-device.md").read_text(encoding="utf-8"), re.DOTALL)
+    more = """
+import torch.nn.functional as F
+torch.acme.manual_seed_all(1)
+x = torch.ones(1, 2, 4, 8, device="acme")
+F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(4, 4, dtype=torch.bool, device="acme"))
+(path, reasons, _, _), = rehearsal.recorder.attention
+assert (path, reasons) == ("math", ("a mask is given",)), (path, reasons)
+try:
+    torch.ones(2, dtype=torch.complex64, device="acme")
+except RuntimeError as error:
+    print(error)
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("PORTABLE_NEURON_EMULATED", None)
+    command = [sys.executable, "-W", "error::FutureWarning", "-c", block + more]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = done.stdout.splitlines()
+    assert first.startswith("acme:0 {") and "'aten::addmm': 1" in first
+    assert "complex64" in second and "Acme One, emulated" in second

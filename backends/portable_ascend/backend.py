@@ -23,7 +23,7 @@ from portable_ascend.facts import SPEC, generation_of
 from portable_ascend.surface import SURFACE
 
 if TYPE_CHECKING:
-    from portable.rehearsal import Rehearsal
+    from portable.rehearsal import Profile, Rehearsal
 
 _MONITOR = unsupported("torch.npu has only utilization()", "run npu-smi info beside the program")
 
@@ -65,6 +65,12 @@ class AscendBackend(Backend):
         if count == 0:
             return Availability(False, "torch_npu finds no device", "check with npu-smi info that a device is healthy and free")
         return Availability(True, f"{count} device{'s' if count > 1 else ''}", device_count=count)
+
+    def profiles(self) -> Mapping[str, Profile]:
+        from portable_ascend.host_acl.kernels import VendorKernels
+        from portable_ascend.host_acl.profile import profile
+
+        return {name: profile(host_acl.settings(name, devices=1), VendorKernels()) for name in SPEC.generations}
 
     @property
     def costs(self) -> Costs:

@@ -19,12 +19,12 @@ from portable.spec import Availability, Generation
 from portable.support import Support, emulated, native, noop, unsupported
 from portable_neuron.costs import COSTS
 from portable_neuron.diagnosis import diagnose, look
-from portable_neuron.emulated import VARIABLE, Options, emulate, emulation_asked, rehearse
+from portable_neuron.emulated import UNSUPPORTED, VARIABLE, Options, emulate, emulation_asked, rehearse
 from portable_neuron.facts import GENERATIONS, SPEC
 from portable_neuron.surface import SURFACE
 
 if TYPE_CHECKING:
-    from portable.rehearsal import Rehearsal
+    from portable.rehearsal import Profile, Rehearsal
 
 _GRAPHS = unsupported("Neuron has no counterpart of CUDA graphs", "use pt.compile(model): it compiles whole graphs")
 _MONITOR = unsupported("torch.neuron has no monitoring functions", "run neuron-top or neuron-monitor beside the program")
@@ -89,6 +89,11 @@ class NeuronBackend(Backend):
     @property
     def costs(self) -> Costs:
         return COSTS
+
+    def profiles(self) -> Mapping[str, Profile]:
+        from portable_neuron.profile import profile
+
+        return {name: profile(Options(name), {}) for name in GENERATIONS if name not in UNSUPPORTED}
 
     def probe(self) -> Availability:
         try:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "PORTABLE_NEURON_EMULATED"
 DEFAULT = "trn2"
+UNSUPPORTED = ("trn1",)  # by the native package
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -43,7 +44,7 @@ def options(text: str) -> Options | None:
         unit = _UNITS.get(value[len(number) :].lower())
         if not value and word == "1":
             continue
-        if not value and word in GENERATIONS and word != "trn1":
+        if not value and word in GENERATIONS and word not in UNSUPPORTED:
             generation = word
         elif name == "memory" and number.isdigit() and unit and int(number):
             memory = int(number) * unit

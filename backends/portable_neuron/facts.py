@@ -8,6 +8,7 @@ Sources, by their short names in the table below:
 ``torch``     AWS Neuron documentation, "PyTorch on Neuron" (native), its guides and reference, Neuron 2.33
 ``drop``      public pre-release sources of torch_neuronx, older than 2.13: an ancestor's behaviour, to be checked on 2.33
 ``compiler``  AWS Neuron documentation, neuronx-cc API reference
+``measured``  published measurements of third parties with a 2.12 beta, 2026
 
 A PyTorch device is one *logical* NeuronCore: two physical cores with the default LNC=2, four logical cores a chip (``arch``).
 """

@@ -1,7 +1,7 @@
 """What the emulated Trainium follows, rule by rule.
 
-Short source names are those of `portable_neuron.facts`; ``measured`` is a third party's published measurement with a 2.12 beta.
-Where they conflict, the newer source and the safer behaviour stand. Nothing here ran on a Trainium device.
+Short source names are those of `portable_neuron.facts`. Where they conflict, the newer source and the safer behaviour stand.
+Nothing here ran on a Trainium device.
 """
 
 from __future__ import annotations
@@ -99,11 +99,16 @@ def compiler_flags(environment: Mapping[str, str]) -> torch.dtype | None:
     return kinds[kind]
 
 
-def profile(chosen: Options = Options()) -> Profile:  # noqa: B008 - a frozen dataclass
-    """The profile of an emulated Trainium."""
+def profile(chosen: Options = Options(), environment: Mapping[str, str] = os.environ) -> Profile:  # noqa: B008 - frozen
+    """The profile of an emulated Trainium.
+
+    Args:
+        chosen: generation and memory.
+        environment: where NEURON_CC_FLAGS is looked up.
+    """
     generation = GENERATIONS[chosen.generation]
     assert generation.memory is not None
-    flags = compiler_flags(os.environ)
+    flags = compiler_flags(environment)
     own_memory = chosen.memory is not None
     return Profile(
         device_type="neuron",
@@ -162,7 +167,8 @@ def profile(chosen: Options = Options()) -> Profile:  # noqa: B008 - a frozen da
         ),
         kernels=Rule(
             KernelTable(("core", "pointwise"), _KERNELS, {"normal": "measured: the one operator of a sweep that fell back"}),
-            "operators that PyTorch tags core or pointwise, and those of common layers have kernels; the CPU runs others",
+            "operators that PyTorch tags core or pointwise, and those of common layers, have kernels; of the others those for "
+            "which PyTorch has a generic kernel become their parts, and the CPU runs the rest, silently",
             assumed=_UNKNOWN_TABLE,
         ),
         compile_per_shape=Rule(

@@ -88,7 +88,8 @@ class Observer:
         sync = SYNCS.get(base, "")
         if base == "repeat_interleave" and "output_size" not in str(operator._schema):
             sync = ""
-        kernel = free or base in _MOVES or base in SYNCS or self.profile.kernels.value.has(operator)
+        attention = base.removesuffix("_backward") in _ATTENTION  # has a path of its own on every device (`AttentionRule`)
+        kernel = free or attention or base in _MOVES or base in SYNCS or self.profile.kernels.value.has(operator)
         return Plan(
             operator._schema.name,
             compiles=self.profile.compile_per_shape.value

@@ -28,7 +28,13 @@ _COMPOSITE = frozenset(
         "convolution_backward_overrideable", "_to_copy",
     }
 )  # fmt: skip
-_ASKS_FOR_CPU = frozenset({"mode"})  # generic kernels that refuse any device that they do not know by name
+# Generic kernels that refuse any device that they do not know by name, or every one.
+_REFUSING = frozenset(
+    {
+        "mode", "_scaled_dot_product_fused_attention_overrideable",
+        "_scaled_dot_product_fused_attention_overrideable_backward",
+    }
+)  # fmt: skip
 # Kernels of the CPU that read nothing but metadata, so that they serve a tensor of any device: views, and new owners of memory.
 _METADATA = (
     "as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "set_.source_Tensor",
@@ -96,7 +102,7 @@ def _taken_apart(table: kernels.KernelTable) -> list[Any]:
         generated = schema.overload_name.endswith("out") and _GENERIC[0] in generic
         own = {name[6:].partition(".")[0], kernels.base_name(operator)} & _COMPOSITE
         written = generic == [_GENERIC[0]] and torch.Tag.generated not in operator.tags
-        falls_apart = written and kernels.base_name(operator) not in _ASKS_FOR_CPU and not table.has(operator)
+        falls_apart = written and kernels.base_name(operator) not in _REFUSING and not table.has(operator)
         if takes_tensor and not makes_view(operator) and not generated and not own and not falls_apart:
             found.append(operator)
     return found
