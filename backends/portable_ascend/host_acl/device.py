@@ -41,7 +41,7 @@ class HostDevice(Device):
     def run(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
         out = super().run(operator, *args, **kwargs)
         # The vendor's allocator knows no lines: what it took from the device last, it took for about this one.
-        held = self._held(self.current_index)
+        held = self._held(self.current_index())
         if held > self._most:
             self._most, self._most_line = held, sources.line()
         return out
