@@ -2,19 +2,20 @@
 
 Both sides are float32, eager, AdamW fused, one process. The ratio of medians is what the emulation costs: passing each operator
 through Python and counting it. Goals: at most 5; start-up at most 5 s over importing torch.
+
+    python benchmarks/emulated.py                                                    # Trainium
+    PORTABLE_ASCEND_HOST=1,path=.vendor python benchmarks/emulated.py --backend ascend
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("PORTABLE_NEURON_EMULATED", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import torch
@@ -26,7 +27,7 @@ from portable import selection
 
 VOCABULARY = 65
 SHAPES = {  # width, layers, heads, context, batch
-    "example GPT (train_gpt.py's defaults)": (384, 3, 6, 128, 4),
+    "example GPT (train_gpt.py's defaults)": (384, 3, 6, 64, 4),
     "small GPT": (64, 2, 4, 64, 4),
 }
 
@@ -64,12 +65,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--backend", default="neuron", help="neuron or ascend; a process has devices of one kind")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     statement()
-    selection.find("neuron").emulate()
+    backend = selection.find(options.backend)
+    backend.emulate()
     for name, shape in SHAPES.items():
-        plain, emulated = stepper(torch.device("cpu"), shape), stepper(torch.device("neuron"), shape)
+        plain, emulated = stepper(torch.device("cpu"), shape), stepper(torch.device(backend.spec.device_type), shape)
         found = interleaved({"plain CPU": plain, "emulated": emulated}, options.rounds, warmup=3)
         print(f"{name}: width, layers, heads, context, batch = {shape}; {options.threads} thread(s)\n")
         table(("step", "median ms", "p20", "p80"), [(side, *spread(sample, 1e-3, 2)) for side, sample in found.items()])
@@ -78,7 +81,8 @@ def main() -> None:
     codes = {
         "import portable": "import portable",
         "import portable and start the emulated device": (
-            "from portable import selection\nselection.find('neuron').emulate()\ntorch.ones(1, device='neuron') + 1"
+            f"from portable import selection\nselection.find({options.backend!r}).emulate()\n"
+            f"torch.ones(1, device={backend.spec.device_type!r}) + 1"
         ),
     }
     variants = {name: lambda code=code: start_up(code) for name, code in codes.items()}

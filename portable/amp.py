@@ -13,7 +13,6 @@ from portable.policy import precision_policy
 from portable.selection import active
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _settings(backend: str | None) -> tuple[str, str | None]:
     """Device type and the policy's autocast dtype.
 
@@ -25,6 +24,10 @@ def _settings(backend: str | None) -> tuple[str, str | None]:
         # torch.autocast refuses such a device even when it is to stay off; switched off for the CPU it does nothing either.
         return "cpu", None
     return kind, dtype
+
+
+# All that torch.compiler.assume_constant_result does; calling it would load Dynamo, which takes seconds, for every program.
+_settings._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _has_autocast(kind: str) -> bool:

@@ -101,3 +101,22 @@ except RuntimeError as error:
     first, second = done.stdout.splitlines()
     assert first.startswith("acme:0 {") and "'aten::addmm': 1" in first
     assert "complex64" in second and "Acme One, emulated" in second
+
+
+def test_the_messages_that_host_acl_explains_are_said_somewhere() -> None:
+    """Each row of the tables at its end names a message; "..." and the letters N, X, Y stand for what differs."""
+    sources = [
+        *(ROOT / "backends" / "portable_ascend" / "host_acl").rglob("*.py"),
+        ROOT / "portable" / "rehearsal" / "session.py",
+    ]
+    sources += (ROOT / "backends" / "portable_ascend" / "host_acl" / "runtime").glob("*.c")
+    said = re.sub(r"\"\s*f?\"", "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
+    vendors = ("not in libopapi.so", "NPU out of memory", "processing for 32 padding size")
+    text = (ROOT / "docs" / "host-acl.md").read_text(encoding="utf-8").split("## When it does not start")[1]
+    cells = [row.split(" | ")[0].strip("| ") for row in text.splitlines() if row.startswith("| `")]
+    messages = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(messages) > 20
+    for message in messages:
+        parts = re.split(r"\.\.\.|\b[NXYM]\b|\blibascendcl\.so\b", message)
+        pattern = r"[^\n]{0,80}?".join(re.escape(part.strip(" '")) for part in parts if part.strip(" '"))
+        assert re.search(pattern, said) or any(known in message for known in vendors), message

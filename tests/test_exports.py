@@ -140,3 +140,8 @@ def test_unsupported_error_survives_pickling():
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error) == "graph is not available on the cpu backend: none here. Instead: use another."
     assert (copy.backend, copy.function, copy.reason, copy.alternative) == ("cpu", "graph", "none here.", "use another.")
+
+
+def test_autocast_does_not_load_dynamo():
+    """It takes seconds, and a program that only evaluates has no need of it."""
+    in_fresh_process("import sys, portable as pt\nwith pt.autocast(): pass\nassert 'torch._dynamo' not in sys.modules")

@@ -51,7 +51,7 @@ class AscendBackend(Backend):
                 return _on_host(asked)
         except ConfigurationError as error:
             step = f"correct {host_acl.VARIABLE}, or unset it to use the hardware"
-            return Availability(False, str(error), step, execution="vendor-package-on-host")
+            return Availability(False, str(error).rstrip("."), step, execution="vendor-package-on-host")
         obstacle = diagnose(look())
         if obstacle:
             return obstacle
@@ -69,8 +69,9 @@ class AscendBackend(Backend):
     def profiles(self) -> Mapping[str, Profile]:
         from portable_ascend.host_acl.kernels import VendorKernels
         from portable_ascend.host_acl.profile import profile
+        from portable_ascend.host_acl.settings import make_settings
 
-        return {name: profile(host_acl.make_settings(name, devices=1), VendorKernels()) for name in SPEC.generations}
+        return {name: profile(make_settings(name, devices=1), VendorKernels()) for name in SPEC.generations}
 
     @property
     def costs(self) -> Costs:

@@ -99,7 +99,9 @@ class NeuronBackend(Backend):
         try:
             chosen = emulation_asked()
         except ConfigurationError as error:
-            return Availability(False, str(error), f"correct {VARIABLE}, or unset it to use the hardware", execution="emulated")
+            return Availability(
+                False, str(error).rstrip("."), f"correct {VARIABLE}, or unset it to use the hardware", execution="emulated"
+            )
         if chosen is not None:
             return _probe_emulated(chosen)
         obstacle = diagnose(look())

@@ -280,6 +280,20 @@ def test_two_settings_in_one_process() -> None:
     assert "start another process" in fails("is active as", program)
 
 
+def test_enabled_from_python() -> None:
+    """Without the variable: the backend, and processes started later, find what enable() made."""
+    program = (
+        f"from portable_ascend import host_acl\nhost_acl.enable('910C', devices=2, hbm='1GiB', path={str(VENDOR)!r})\n"
+        + USE
+        + "\nprint((torch.ones(2, device='npu:1') + 1).tolist(), torch.npu.mem_get_info()[1])"
+        + f"\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', {USE!r}], check=True)"
+    )
+    done = run(program, PORTABLE_ASCEND_HOST=None)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert lines == ["Ascend910_9391 2", "Ascend910_9391 2", "[2.0, 2.0] 1073741824"]
+
+
 def test_the_same_settings_twice() -> None:
     program = (
         USE + "\nfrom portable_ascend import host_acl\nprint(host_acl.enable('910B2', path=" + repr(str(VENDOR)) + ").used())"

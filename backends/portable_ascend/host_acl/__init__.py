@@ -62,7 +62,10 @@ def enable(
     hbm: int | str | None = None,
     path: str | Path | None = None,
 ) -> HostRuntime:
-    """Load torch_npu on the host runtime. Must come before anything imports torch_npu; PyTorch may be loaded already.
+    """Load torch_npu on the host runtime, and let the CPU compute what it launches.
+
+    Must come before anything imports torch_npu; PyTorch may be loaded already. PORTABLE_ASCEND_HOST is set, so that
+    `portable.use("ascend")` and processes started by this one follow.
 
     Args:
         soc: "910A", "910B2", "910C", "950", or a full SoC name; by default "Ascend910B2".
@@ -78,7 +81,11 @@ def enable(
         ConfigurationError: no C compiler, torch_npu missing or not of torch's release, an unknown SoC, torch_npu loaded
             already, or the runtime active with other settings.
     """
-    return _start(make_settings(soc, devices, hbm, path))
+    asked = make_settings(soc, devices, hbm, path)
+    start(asked)
+    os.environ[VARIABLE] = asked.as_text()
+    assert _active is not None
+    return _active
 
 
 def start(asked: Settings) -> Rehearsal:
