@@ -1,227 +1,599 @@
-"""Grouped products and the routing of experts on NPU tensors, against loops over tokens and experts in float64."""
+"""Operators for mixtures of experts and grouped products, against plain loops written from the vendor's pages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from attention_reference import close
 from torch import Tensor
 
-
-@pytest.fixture
-def ops(rehearsal: Any) -> Any:
-    return torch.ops.npu
+HALF, BF16, FULL = torch.float16, torch.bfloat16, torch.float32
+npu = torch.ops.npu
 
 
-def close(found: Tensor, right: Tensor, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(found.double().cpu(), right.double(), rtol=tolerance, atol=tolerance)
+def _there(dev: torch.device, *values: Any) -> list[Any]:
+    return [v.to(dev) if isinstance(v, Tensor) else v for v in values]
 
 
-# -- gating --------------------------------------------------------------------------------------------------------------------
+def _same_shapes(mine: Sequence[Any], theirs: Sequence[Any]) -> None:
+    for a, b in zip(mine, theirs, strict=True):
+        if isinstance(a, Tensor):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
-@pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gating_softmax(ops: Any, dev: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x = torch.randn(shape).to(dtype)
-    values, experts, rows = ops.npu_moe_gating_top_k_softmax(x.to(dev), None, 3)
-    right = torch.softmax(x.double(), -1)
-    assert experts.dtype == rows.dtype == torch.int32 and values.dtype == dtype
-    flat, chosen = right.reshape(-1, 8), experts.cpu().reshape(-1, 3)
-    for row in range(6):
-        order = sorted(range(8), key=lambda e, row=row: -flat[row, e].item())[:3]  # type: ignore[misc]
-        assert chosen[row].tolist() == order
-    close(values, right.gather(-1, experts.cpu().long()), 1e-5 if dtype == torch.float32 else 1e-2)
-    assert rows.cpu().reshape(6, 3).tolist() == [[r, r + 6, r + 12] for r in range(6)]
+def _integers(*shape: int, high: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.randint(0, high, shape, dtype=dtype)
 
 
-def test_finished_rows_go_nowhere(ops: Any, dev: torch.device) -> None:
-    x, finished = torch.randn(3, 4), torch.tensor([False, True, False])
-    _, experts, _ = ops.npu_moe_gating_top_k_softmax(x.to(dev), finished.to(dev), 2)
-    assert experts[1].tolist() == [4, 4] and max(experts[0].tolist()) < 4
+# -- choosing experts ---------------------------------------------------------------------------------------------------------
 
 
-def test_gating_softmax_of_the_chosen(ops: Any, dev: torch.device) -> None:
-    x = torch.randn(5, 8)
-    values, experts, whole = ops.npu_moe_gating_top_k_softmax_v2(x.to(dev), k=3, renorm=1)
-    best = x.double().topk(3, -1)
-    close(values, torch.softmax(best.values, -1))
-    assert torch.equal(experts.cpu().long(), best.indices) and whole.numel() == 0
-    _, _, whole = ops.npu_moe_gating_top_k_softmax_v2(x.to(dev), k=3, output_softmax=True)
-    close(whole, torch.softmax(x.double(), -1))
+def _choose(row: Tensor, bias: Tensor, k: int, groups: int, kept: int, by_two: bool) -> list[int]:
+    """One row's experts: best groups first, then the best experts in them; the lower number first where two are equal."""
+    ranked = row + bias
+    size = len(row) // groups
+    parts = [sorted(ranked[g * size : (g + 1) * size].tolist(), reverse=True) for g in range(groups)]
+    scores = [part[0] + part[1] if by_two else part[0] for part in parts]
+    best = sorted(range(groups), key=lambda g: (-scores[g], g))[:kept]
+    allowed = [e for e in range(len(row)) if e // size in best]
+    return sorted(allowed, key=lambda e: (-float(ranked[e]), e))[:k]
 
 
-@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("dtype", [FULL, HALF, BF16])
 @pytest.mark.parametrize("norm", [0, 1])
-def test_gating_with_groups(ops: Any, dev: torch.device, norm: int, mode: int) -> None:
-    x, bias = torch.randn(7, 12), torch.randn(12)
-    options = {"k_group": 2, "group_count": 4, "group_select_mode": mode, "norm_type": norm, "out_flag": True}
-    there = x.to(dev).requires_grad_()
-    weights, experts, whole = ops.npu_moe_gating_top_k(there, 3, bias=bias.to(dev), routed_scaling_factor=2.5, **options)
-    exact = x.double().requires_grad_()
-    norms = torch.softmax(exact, -1) if norm == 0 else torch.sigmoid(exact)
-    close(whole, norms.detach())
-    picked = []
-    for row in range(7):
-        scores = (norms[row] + bias).tolist()
-        best = [sorted(scores[3 * g : 3 * g + 3], reverse=True) for g in range(4)]
-        groups = sorted(range(4), key=lambda g: -(best[g][0] if mode == 0 else best[g][0] + best[g][1]))[:2]
-        allowed = [e for g in groups for e in range(3 * g, 3 * g + 3)]
-        picked.append(sorted(allowed, key=lambda e: -scores[e])[:3])
-    assert experts.tolist() == picked
-    chosen = norms.gather(1, torch.tensor(picked))
-    right = chosen * 2.5 / (chosen.sum(1, keepdim=True) if norm == 1 else 1)
-    close(weights, right.detach())
-    grad = torch.randn(7, 3)
-    right.backward(grad.double())
-    weights.backward(grad.to(dev))
-    close(there.grad, exact.grad, 1e-4)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("groups", "kept", "by_two"), [(1, 1, 0), (8, 4, 0), (8, 4, 1), (4, 1, 1)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_gating(dev: torch.device, dtype: torch.dtype, norm: int, groups: int, kept: int, by_two: int, biased: bool) -> None:
+    x, bias = torch.randn(9, 32).to(dtype), (torch.randn(32) * 0.1).to(dtype)
+    options = {"k_group": kept, "group_count": groups, "group_select_mode": by_two, "norm_type": norm, "out_flag": True}
+    mine = x.to(dev).requires_grad_()
+    y, chosen, scores = npu.npu_moe_gating_top_k(
+        mine, 3, bias=bias.to(dev) if biased else None, routed_scaling_factor=2.5, **options
+    )
+    theirs = x.double().requires_grad_()
+    whole = torch.softmax(theirs, -1) if norm == 0 else torch.sigmoid(theirs)
+    close(scores, whole, FULL)
+    # Experts that rounding could swap are taken as chosen; that they are as good is checked.
+    added = bias.double() if biased else torch.zeros(32, dtype=torch.double)
+    for row, experts in enumerate(chosen.cpu().tolist()):
+        expected = _choose(whole[row].detach(), added, 3, groups, kept, bool(by_two))
+        found = (whole[row].detach() + added)[experts]
+        torch.testing.assert_close(found, (whole[row].detach() + added)[expected], rtol=1e-5, atol=1e-5)
+    picked = torch.gather(whole, 1, chosen.cpu().long())
+    expected_y = (picked / picked.sum(-1, keepdim=True) if norm else picked) * 2.5
+    close(y, expected_y, dtype)
+    grad = torch.randn(9, 3).to(dtype)
+    y.backward(grad.to(dev))
+    expected_y.backward(grad.double())
+    close(mine.grad, theirs.grad, dtype)
+    _same_shapes((y, chosen, scores), npu.npu_moe_gating_top_k(x.to("meta"), 3, **options))
 
 
-# -- products ------------------------------------------------------------------------------------------------------------------
+def test_gating_by_a_table(dev: torch.device) -> None:
+    x, ids, table = torch.randn(5, 16), _integers(5, high=7, dtype=torch.int64), _integers(7, 2, high=16)
+    y, chosen, _ = npu.npu_moe_gating_top_k(*_there(dev, x), 2, input_ids=ids.to(dev), tid2eid=table.to(dev))
+    assert torch.equal(chosen.cpu(), table[ids])
+    close(y, torch.gather(torch.softmax(x.double(), -1), 1, table[ids].long()), FULL)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["ends", "sizes", "list"])
-@pytest.mark.parametrize("split", [0, 2])
-def test_grouped_matmul(ops: Any, dev: torch.device, dtype: torch.dtype, kind: str, split: int) -> None:
-    x, weight = torch.randn(9, 4).to(dtype), torch.randn(3, 4, 5).to(dtype)
-    ends = [2, 2, 9]
-    right = torch.cat([x[a:b].double() @ weight[e].double() for e, (a, b) in enumerate([(0, 2), (2, 2), (2, 9)])])
-    bias = [torch.randn(5).to(dtype).to(dev) for _ in range(3)] if dtype == torch.float32 else None
-    if bias is not None:
-        right = torch.cat([right[:2] + bias[0].cpu(), right[2:] + bias[2].cpu()])
-    there = [x.to(dev)], [w.to(dev) for w in weight]
-    if kind == "list":
-        out = ops.npu_grouped_matmul.List(*there, bias=bias, group_list=ends, split_item=split)
+def test_scores_that_were_not_asked_for_give_no_gradient_unnoticed(dev: torch.device) -> None:
+    x = torch.randn(3, 8, device=dev, requires_grad=True)
+    npu.npu_moe_gating_top_k(x, 2)[0].sum().backward()
+    assert x.grad.isnan().any()
+
+
+def test_equal_scores_go_to_the_lower_expert(dev: torch.device) -> None:
+    x = torch.zeros(2, 12, device=dev)
+    assert npu.npu_moe_gating_top_k(x, 3, k_group=2, group_count=4)[1].tolist() == [[0, 1, 2]] * 2
+    assert npu.npu_moe_gating_top_k_softmax(x, None, 3)[1].tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (2, 3, 10)])
+@pytest.mark.parametrize("dtype", [FULL, HALF])
+@pytest.mark.parametrize("done", [False, True])
+def test_gating_softmax(dev: torch.device, shape: tuple[int, ...], dtype: torch.dtype, done: bool) -> None:
+    x = torch.randperm(60).view(shape).to(dtype) / 10  # no two are equal
+    finished = torch.rand(shape[:-1]) > 0.5 if done else None
+    k = 4
+    y, chosen, rows = npu.npu_moe_gating_top_k_softmax(*_there(dev, x, finished), k)
+    scores = torch.softmax(x.double(), -1)
+    top = torch.topk(scores, k, -1)
+    close(y, top.values, dtype)
+    expected = top.indices if finished is None else torch.where(finished.unsqueeze(-1), 10, top.indices)
+    assert torch.equal(chosen.cpu(), expected.int())
+    flat = rows.cpu().view(-1, k)
+    assert all(int(flat[i, j]) == j * len(flat) + i for i in range(len(flat)) for j in range(k))
+    _same_shapes((y, chosen, rows), npu.npu_moe_gating_top_k_softmax(x.to("meta"), None, k))
+
+    for renorm, whole in ((0, True), (0, False), (1, True)):
+        y, chosen, all_ = npu.npu_moe_gating_top_k_softmax_v2(
+            x.to(dev), k=k, finished=None if finished is None else finished.to(dev), renorm=renorm, output_softmax=whole
+        )
+        close(y, torch.softmax(torch.topk(x.double(), k, -1).values, -1) if renorm else top.values, dtype)
+        assert torch.equal(chosen.cpu(), expected.int())
+        if whole and not renorm:
+            close(all_, scores, FULL)
+        else:
+            assert all_.shape == (0,) and all_.dtype == FULL
+
+
+# -- sorting by expert --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("active", [0, 4, 7, 99])
+@pytest.mark.parametrize("k", [1, 3])
+def test_init_routing(dev: torch.device, active: int, k: int) -> None:
+    x, experts = torch.randn(7, 5), _integers(7, k, high=4)
+    rows = torch.arange(7 * k).view(k, 7).t().contiguous().int()
+    answer = npu.npu_moe_init_routing(*_there(dev, x, rows, experts), active)
+    out, places, found = (t.cpu() for t in answer)
+    pairs = [(int(experts[i, j]), i, j) for i in range(7) for j in range(k)]
+    pairs = sorted(pairs, key=lambda pair: pair[0])  # Python's sort keeps the order of equal ones
+    assert found.tolist() == [e for e, _, _ in pairs]
+    for position, (_, i, j) in enumerate(pairs):
+        assert int(places[j * 7 + i]) == position
+        if position < len(out):
+            assert torch.equal(out[position], x[i])
+    assert len(out) == min(active, 7) * k
+    _same_shapes(answer, npu.npu_moe_init_routing(x.to("meta"), rows.to("meta"), experts.to("meta"), active))
+
+
+@pytest.mark.parametrize("span", [[], [0, 6], [2, 5]])
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("backwards", [0, 1])
+@pytest.mark.parametrize("active", [-1, 0, 5, 99])
+def test_init_routing_by_rows(dev: torch.device, span: list[int], kind: int, backwards: int, active: int) -> None:
+    x, experts, scale = torch.randn(7, 5), _integers(7, 2, high=6), torch.rand(7)
+    experts[experts == 3] = 4  # an expert without a token
+    options = {
+        "expert_num": 6, "active_num": active, "expert_tokens_num_type": kind, "expert_tokens_num_flag": True,
+        "active_expert_range": span, "row_idx_type": backwards,
+    }  # fmt: skip
+    answer = npu.npu_moe_init_routing_v2(*_there(dev, x, experts), scale=scale.to(dev), **options)
+    out, places, counts, scales = (t.cpu() for t in answer)
+    start, end = span or (0, 6)
+    flat = experts.flatten().tolist()
+    order = sorted((p for p in range(14) if start <= flat[p] < end), key=lambda p: flat[p])
+    length = 14 if active <= 0 else min(active, 14)
+    assert out.shape == (length, 5) and scales.shape == (length,)
+    for position, pair in enumerate(order[:length]):
+        assert torch.equal(out[position], x[pair // 2]) and scales[position] == scale[pair // 2]
+    if backwards:
+        assert places.tolist()[: len(order)] == order
     else:
-        groups = torch.tensor(ends if kind == "ends" else [2, 0, 7], device=dev)
-        out = ops.npu_grouped_matmul(
-            *there, bias=bias, group_list=groups, split_item=split, group_type=0, group_list_type=int(kind == "sizes")
-        )
-    assert [tuple(o.shape) for o in out] == ([(2, 5), (0, 5), (7, 5)] if split == 0 else [(9, 5)])
-    assert all(o.dtype == dtype for o in out)
-    close(torch.cat([o.cpu() for o in out]), right, {torch.float32: 1e-5}.get(dtype, 1e-2))
+        assert places.tolist() == [order.index(p) if p in order else -1 for p in range(14)]
+    tokens = [flat.count(e) for e in range(start, end)]
+    if kind == 2:
+        used = [[e, n] for e, n in zip(range(start, end), tokens, strict=True) if n]
+        assert counts.tolist() == used + [[0, 0]] * (6 - len(used))
+    else:
+        assert counts.tolist() == (tokens if kind else [sum(tokens[: n + 1]) for n in range(len(tokens))])
+    theirs = npu.npu_moe_init_routing_v2(x.to("meta"), experts.to("meta"), **options)
+    _same_shapes(answer, theirs)
 
 
-def test_grouped_matmul_forms(ops: Any, dev: torch.device) -> None:
-    xs, weights = [torch.randn(n, 4) for n in (2, 3)], [torch.randn(4, 5), torch.randn(4, 6)]
-    out = ops.npu_grouped_matmul([x.to(dev) for x in xs], [w.to(dev) for w in weights])
-    for o, x, w in zip(out, xs, weights, strict=True):
-        close(o, x.double() @ w.double())
-    stacked = torch.randn(2, 4, 5)
-    groups = torch.tensor([2, 5], device=dev)
-    x = torch.cat(xs)
-    (whole,) = ops.npu_grouped_matmul([x.to(dev)], [stacked.to(dev)], group_list=groups, split_item=3, group_type=0, act_type=5)
-    plain = torch.cat([x[:2].double() @ stacked[0].double(), x[2:].double() @ stacked[1].double()])
-    close(whole, plain / (1 + torch.exp(-plain)))
+def test_init_routing_with_capacity(dev: torch.device) -> None:
+    """Each expert has as many rows; tokens beyond them are dropped, and rows without a token are zero."""
+    x, experts = torch.randn(7, 5), _integers(7, 2, high=4)
+    experts[:, 0] = 1
+    options = {"expert_num": 4, "expert_capacity": 3, "drop_pad_mode": 1}
+    answer = npu.npu_moe_init_routing_v2(*_there(dev, x, experts), **options)
+    out, places, counts, scales = (t.cpu() for t in answer)
+    assert out.shape == (4, 3, 5) and counts.shape == () and scales.shape == (12,)
+    filled = [0] * 4
+    expected = torch.zeros(4, 3, 5)
+    for pair, expert in enumerate(experts.flatten().tolist()):
+        slot = filled[expert]
+        filled[expert] += 1
+        if slot < 3:
+            expected[expert, slot] = x[pair // 2]
+            assert int(places[pair]) == expert * 3 + slot
+        else:
+            assert int(places[pair]) == -1
+    assert torch.equal(out, expected) and max(filled) > 3
+    _same_shapes(answer, npu.npu_moe_init_routing_v2(x.to("meta"), experts.to("meta"), **options))
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"group_list": [2, 1]}, ValueError, "do not go down"),
-        ({"group_list": [2, 99]}, ValueError, "within x"),
-        ({"group_list": [2]}, ValueError, "one group for each weight"),
-        ({}, ValueError, "no group_list"),
-        ({"group_list": [2, 9], "act_type": 3}, ValueError, "act_type=3"),
-        ({"group_list": [2, 9], "split_item": 7}, ValueError, "split_item=7"),
-    ],
-)
-def test_grouped_matmul_refuses(ops: Any, dev: torch.device, options: Any, error: Any, words: str) -> None:
-    with pytest.raises(error, match=words):
-        ops.npu_grouped_matmul.List([torch.ones(9, 4, device=dev)], [torch.ones(4, 5, device=dev)] * 2, **options)
-    with pytest.raises(NotImplementedError, match="scale"):
-        ops.npu_grouped_matmul(
-            [torch.ones(9, 4, device=dev)], [torch.ones(4, 5, device=dev)], scale=[torch.ones(5, device=dev)]
-        )
+def test_expert_tokens(dev: torch.device) -> None:
+    """The page's example, and experts without a row."""
+    assert npu.npu_moe_compute_expert_tokens(torch.tensor([0, 0, 0, 1, 1, 2], dtype=torch.int32, device=dev), 3).tolist() == [
+        3,
+        5,
+        6,
+    ]
+    found = npu.npu_moe_compute_expert_tokens(torch.tensor([1, 1, 4], dtype=torch.int32, device=dev), 6)
+    assert found.tolist() == [0, 2, 2, 2, 3, 3] and found.dtype == torch.int32
 
 
-# -- routing -------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_re_routing(dev: torch.device, dtype: torch.dtype) -> None:
+    counts = torch.tensor([[2, 0, 3], [1, 4, 2]], dtype=dtype)
+    tokens, scales = torch.randn(12, 4), torch.rand(12)
+    answer = npu.npu_moe_re_routing(*_there(dev, tokens, counts), per_token_scales=scales.to(dev))
+    labels = [(e, position) for position, e in enumerate([0] * 2 + [2] * 3 + [0] + [1] * 4 + [2] * 2)]
+    order = [position for _, position in sorted(labels, key=lambda label: label[0])]
+    assert answer[2].tolist() == order and answer[3].tolist() == [3, 4, 5]
+    assert torch.equal(answer[0].cpu(), tokens[order]) and torch.equal(answer[1].cpu(), scales[order])
+    _same_shapes(answer, npu.npu_moe_re_routing(tokens.to("meta"), counts.to("meta")))
 
 
-def test_routing_to_experts_and_back(ops: Any, dev: torch.device) -> None:
-    """A mixture of experts by the vendor's inference operators equals the sum over experts."""
-    torch.manual_seed(1)
-    x, gate, experts = torch.randn(10, 6), torch.randn(6, 4), torch.randn(4, 6, 6)
-    bias, skip = torch.randn(4, 6), torch.randn(10, 6)
-    weights, chosen, rows = ops.npu_moe_gating_top_k_softmax((x @ gate).to(dev), None, 2)
-    sorted_x, places, sorted_experts = ops.npu_moe_init_routing(x.to(dev), rows, chosen, 10)
-    assert sorted_experts.tolist() == sorted(chosen.flatten().tolist()) and sorted_x.shape == (20, 6)
-    ends = ops.npu_moe_compute_expert_tokens(sorted_experts, 4)
-    assert ends.tolist() == [int((chosen.cpu() <= e).sum()) for e in range(4)]
-    (out,) = ops.npu_grouped_matmul([sorted_x], [experts.to(dev)], group_list=ends.long(), split_item=2, group_type=0)
-    final = ops.npu_moe_finalize_routing(out, skip.to(dev), None, bias.to(dev), weights, places, chosen)
-    right = skip.double()
-    for row in range(10):
-        for j in range(2):
-            e = int(chosen[row, j])
-            right[row] += float(weights[row, j]) * (x[row].double() @ experts[e].double() + bias[e])
-    close(final, right, 1e-4)
-    assert ops.npu_moe_init_routing(x.to(dev), rows, chosen, 3)[0].shape == (6, 6)
+@pytest.mark.parametrize("mode", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", [FULL, HALF])
+@pytest.mark.parametrize("given", ["everything", "rows only", "no scales"])
+def test_finalize_routing(dev: torch.device, mode: int, dtype: torch.dtype, given: str) -> None:
+    rows, k, experts, size = 5, 3, 4, 6
+    pad = mode in (1, 3)
+    answers = torch.randn(experts, 4, size) if pad else torch.randn(rows * k, size)
+    places = torch.randperm(16 if pad else rows * k)[: rows * k].int()
+    if pad:
+        places[4] = -1  # dropped
+    skips = [torch.randn(rows, size) for _ in range(2)] if given == "everything" else [None, None]
+    bias = torch.randn(experts, size) if given == "everything" else None
+    scales = None if given == "no scales" else torch.rand(rows, k)
+    owners = _integers(rows, k, high=experts)
+    floats = [t if t is None else t.to(dtype) for t in (answers, *skips, bias, scales)]
+    out = npu.npu_moe_finalize_routing(*_there(dev, *floats, places, owners), mode, k)
+    expected = torch.zeros(rows, size, dtype=torch.double)
+    flat = floats[0].double().view(-1, size)
+    for i in range(rows):
+        for skip in floats[1:3]:
+            if skip is not None:
+                expected[i] += skip[i].double()
+        for j in range(k):
+            place = int(places[i * k + j if mode > 1 else j * rows + i])
+            row = flat[place] if place >= 0 else torch.zeros(size)
+            if bias is not None:
+                row = row + floats[3][int(owners[i, j])].double()
+            expected[i] += row * (1.0 if scales is None else float(floats[4][i, j]))
+    close(out, expected, dtype)
+
+
+# -- permutation --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [FULL, BF16])
+@pytest.mark.parametrize("k", [None, 1, 3])
+@pytest.mark.parametrize("cut", [None, 0, 5, 99, -2])
+def test_permute(dev: torch.device, dtype: torch.dtype, k: int | None, cut: int | None) -> None:
+    tokens, experts = torch.randn(7, 4).to(dtype), _integers(*((7,) if k is None else (7, k)), high=3, dtype=torch.int64)
+    mine = tokens.to(dev).requires_grad_()
+    out, places = npu.npu_moe_token_permute(mine, experts.to(dev), cut)
+    choices, flat = k or 1, experts.flatten().tolist()
+    order = sorted(range(len(flat)), key=lambda p: flat[p])
+    length = len(flat) + (cut or 0) if (cut or 0) <= 0 else min(cut or 0, len(flat))
+    assert torch.equal(out.cpu(), tokens[[p // choices for p in order[:length]]])
+    assert places.tolist() == [order.index(p) for p in range(len(flat))] and places.dtype == torch.int32
+    grad = torch.randn(length, 4).to(dtype)
+    out.backward(grad.to(dev))
+    expected = torch.zeros(7, 4, dtype=torch.double)
+    for position, pair in enumerate(order[:length]):
+        expected[pair // choices] += grad[position].double()
+    close(mine.grad, expected, dtype)
+    _same_shapes((out, places), npu.npu_moe_token_permute(tokens.to("meta"), experts.to("meta"), cut))
+
+
+@pytest.mark.parametrize("dtype", [FULL, BF16])
+@pytest.mark.parametrize("k", [None, 1, 3])
+@pytest.mark.parametrize("inference", [False, True])
+def test_unpermute(dev: torch.device, dtype: torch.dtype, k: int | None, inference: bool) -> None:
+    choices = k or 1
+    rows, places = torch.randn(7 * choices, 4).to(dtype), torch.randperm(7 * choices).int()
+    probs = None if k is None else torch.rand(7, k).to(dtype)
+    mine = [rows.to(dev).requires_grad_(), *([] if probs is None else [probs.to(dev).requires_grad_()])]
+    with torch.inference_mode(inference):
+        out = npu.npu_moe_token_unpermute(mine[0], places.to(dev), mine[1] if k else None)
+    theirs = [rows.double().requires_grad_(), *([] if probs is None else [probs.double().requires_grad_()])]
+    parts = [
+        sum(theirs[0][int(places[t * choices + j])] * (theirs[1][t, j] if k else 1.0) for j in range(choices)) for t in range(7)
+    ]
+    expected = torch.stack(parts)  # type: ignore[arg-type]
+    close(out, expected, dtype)
+    assert (
+        out.shape
+        == npu.npu_moe_token_unpermute(rows.to("meta"), places.to("meta"), None if probs is None else probs.to("meta")).shape
+    )
+    if inference:
+        return
+    grad = torch.randn(7, 4).to(dtype)
+    out.backward(grad.to(dev))
+    expected.backward(grad.double())
+    for a, b in zip(mine, theirs, strict=True):
+        close(a.grad, b.grad, dtype)
+
+
+def test_permuted_and_back(dev: torch.device) -> None:
+    """A model's use: sorted, through experts that do nothing, and back with weights that add up to one."""
+    tokens, experts = torch.randn(9, 4, device=dev, requires_grad=True), _integers(9, 2, high=4, dtype=torch.int64).to(dev)
+    weights = torch.softmax(torch.randn(9, 2, device=dev), -1)
+    rows, places = npu.npu_moe_token_permute(tokens, experts)
+    out = npu.npu_moe_token_unpermute(rows, places, weights)
+    torch.testing.assert_close(out, tokens)
+    grad = torch.randn(9, 4, device=dev)
+    out.backward(grad)
+    torch.testing.assert_close(tokens.grad, grad)
+
+
+def _map(tokens: int, experts: int, k: int) -> Tensor:
+    found = torch.zeros(tokens, experts, dtype=torch.bool)
+    for t in range(tokens):
+        found[t, torch.randperm(experts)[:k]] = True
+    return found
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [FULL, BF16])
+def test_permute_with_a_routing_map(dev: torch.device, drop: bool, weighted: bool, dtype: torch.dtype) -> None:
+    tokens, chosen, probs = torch.randn(8, 4).to(dtype), _map(8, 4, 2), torch.rand(8, 4).to(dtype)
+    asked = 12 if drop else 16
+    mine = [t.to(dev).requires_grad_() for t in (tokens, probs)]
+    out, picked, indices = npu.npu_moe_token_permute_with_routing_map(
+        mine[0], chosen.to(dev), probs=mine[1] if weighted else None, num_out_tokens=asked, drop_and_pad=drop
+    )
+    pairs = []  # (token, expert) in the order of the answer
+    for e in range(4):
+        takers = [t for t in range(8) if chosen[t, e]]
+        if drop:
+            takers = (takers + [t for t in range(8) if not chosen[t, e]])[:3]
+        pairs += [(t, e) for t in takers]
+    theirs = [t.double().requires_grad_() for t in (tokens, probs)]
+    rows = torch.stack([theirs[0][t] for t, _ in pairs])
+    weights = torch.stack([theirs[1][t, e] for t, e in pairs])
+    close(out, rows, dtype)
+    if drop:
+        assert indices.tolist() == [t for t, _ in pairs]
+    else:
+        assert indices.tolist() == [pairs.index(pair) for pair in sorted(pairs)]
+    total, expected = out.float().square().sum(), rows.square().sum()
+    if weighted:
+        close(picked, weights, dtype)
+        total, expected = total + picked.float().square().sum(), expected + weights.square().sum()
+    total.backward()
+    expected.backward()
+    close(mine[0].grad, theirs[0].grad, dtype)
+    if weighted:
+        close(mine[1].grad, theirs[1].grad, dtype)
+    theirs_meta = npu.npu_moe_token_permute_with_routing_map(
+        tokens.to("meta"),
+        chosen.to("meta"),
+        probs=probs.to("meta") if weighted else None,
+        num_out_tokens=asked,
+        drop_and_pad=drop,
+    )
+    _same_shapes((out, picked, indices), theirs_meta)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [FULL, BF16])
+def test_unpermute_with_a_routing_map(dev: torch.device, drop: bool, weighted: bool, dtype: torch.dtype) -> None:
+    chosen, probs = _map(8, 4, 2), torch.rand(8, 4).to(dtype)
+    asked = 12 if drop else 16
+    _, _, indices = npu.npu_moe_token_permute_with_routing_map(
+        torch.randn(8, 5, device=dev), chosen.to(dev), num_out_tokens=asked, drop_and_pad=drop
+    )
+    rows = torch.randn(asked, 5).to(dtype)
+    mine = [t.to(dev).requires_grad_() for t in (rows, probs)]
+    out = npu.npu_moe_token_unpermute_with_routing_map(
+        mine[0], indices, [8, 5], probs=mine[1] if weighted else None, routing_map=chosen.to(dev), drop_and_pad=drop
+    )
+    theirs = [t.double().requires_grad_() for t in (rows, probs)]
+    parts: list[list[Tensor]] = [[] for _ in range(8)]
+    if drop:
+        for row, token in enumerate(indices.tolist()):
+            parts[token].append(theirs[0][row] * (theirs[1][token, row // 3] if weighted else 1.0))
+    else:
+        pairs = [(t, e) for t in range(8) for e in range(4) if chosen[t, e]]
+        for (token, expert), row in zip(pairs, indices.tolist(), strict=True):
+            parts[token].append(theirs[0][row] * (theirs[1][token, expert] if weighted else 1.0))
+    expected = torch.stack([torch.stack(p).sum(0) if p else torch.zeros(5, dtype=torch.double) for p in parts])
+    close(out, expected, dtype)
+    grad = torch.randn(8, 5).to(dtype)
+    out.backward(grad.to(dev))
+    expected.backward(grad.double())
+    close(mine[0].grad, theirs[0].grad, dtype)
+    if weighted:
+        close(mine[1].grad, theirs[1].grad, dtype)
+
+
+# -- grouped products ---------------------------------------------------------------------------------------------------------
+
+
+def _listed(sizes: list[int], kind: int, dev: torch.device) -> Tensor:
+    ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+    return torch.tensor(sizes if kind else ends, device=dev)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16, FULL])
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("biased", [False, True])
+def test_groups_of_rows(dev: torch.device, dtype: torch.dtype, kind: int, stacked: bool, biased: bool) -> None:
+    """One x whose rows are in groups, an empty one among them; weights in one tensor, also transposed, or one by one."""
+    sizes = [3, 0, 4, 2]
+    x, weight = torch.randn(9, 8).to(dtype), torch.randn(4, 6, 8).to(dtype).transpose(1, 2)
+    bias = torch.randn(4, 6).to(FULL if dtype == BF16 else dtype)
+    weights = [weight.to(dev)] if stacked else [w.to(dev) for w in weight]
+    biases = [bias.to(dev)] if stacked else [b.to(dev) for b in bias]
+    common = {"split_item": 3, "group_type": 0, "group_list_type": kind}
+    (out,) = npu.npu_grouped_matmul(
+        [x.to(dev)], weights, bias=biases if biased else None, group_list=_listed(sizes, kind, dev), **common
+    )
+    owners = [g for g, n in enumerate(sizes) for _ in range(n)]
+    rows = [x[i].double() @ weight[g].double() + (bias[g].double() if biased else 0) for i, g in enumerate(owners)]
+    close(out, torch.stack(rows), dtype)
+    (theirs,) = npu.npu_grouped_matmul(
+        [x.to("meta")], [w.to("meta") for w in weights], group_list=_listed(sizes, kind, dev).cpu(), **common
+    )
+    assert (out.shape, out.dtype) == (theirs.shape, theirs.dtype)
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_init_routing_v2(ops: Any, dev: torch.device, kind: int) -> None:
-    x, chosen, scale = torch.randn(4, 3), torch.tensor([[2, 0], [1, 3], [0, 1], [3, 2]], dtype=torch.int32), torch.rand(4)
-    out, places, tokens, scales = ops.npu_moe_init_routing_v2(
-        x.to(dev), chosen.to(dev), scale=scale.to(dev), expert_num=4, expert_tokens_num_type=1, expert_tokens_num_flag=True,
-        active_expert_range=[0, 3], row_idx_type=kind,
-    )  # fmt: skip
-    # Choices in order of expert, then of place: 0 at 1 and 4, 1 at 2 and 5, 2 at 0 and 7; expert 3 is left out.
-    order = [1, 4, 2, 5, 0, 7]
-    assert torch.equal(out[:6].cpu(), x[[place // 2 for place in order]]) and tokens.tolist() == [2, 2, 2]
-    assert torch.equal(scales[:6].cpu(), scale[[place // 2 for place in order]])
-    if kind == 1:
-        assert places[:6].tolist() == order
+def test_groups_of_columns(dev: torch.device, kind: int) -> None:
+    """Gradients of weights: x as the transposed view that training code passes."""
+    sizes = [3, 0, 4]
+    x, weight = torch.randn(7, 5).bfloat16(), torch.randn(7, 6).bfloat16()
+    common = {"split_item": 3, "group_type": 2, "group_list_type": kind}
+    (out,) = npu.npu_grouped_matmul([x.to(dev).t()], [weight.to(dev)], group_list=_listed(sizes, kind, dev), **common)
+    expected = [x[:3].double().t() @ weight[:3].double(), torch.zeros(5, 6), x[3:].double().t() @ weight[3:].double()]
+    close(out, torch.stack(expected), BF16)
+    (theirs,) = npu.npu_grouped_matmul(
+        [x.t().to("meta")], [weight.to("meta")], group_list=_listed(sizes, kind, dev).cpu(), **common
+    )
+    assert (out.shape, out.dtype) == (theirs.shape, theirs.dtype)
+
+
+def test_products_one_by_one(dev: torch.device) -> None:
+    """The page's example in small: no groups; and matrices of more dimensions."""
+    x = [torch.randn(4, 8), torch.randn(6, 5), torch.randn(2, 3, 7)]
+    weight = [torch.randn(8, 3), torch.randn(5, 9), torch.randn(7, 2)]
+    bias = [torch.randn(3), torch.randn(9), torch.randn(2)]
+    mine = npu.npu_grouped_matmul(
+        *([t.to(dev) for t in ts] for ts in (x, weight)), bias=[b.to(dev) for b in bias], group_type=-1
+    )
+    older = npu.npu_grouped_matmul.List(*([t.to(dev) for t in ts] for ts in (x, weight)), bias=[b.to(dev) for b in bias])
+    assert len(mine) == len(older) == 3
+    for out, other, a, b, c in zip(mine, older, x, weight, bias, strict=True):
+        close(out, a.double() @ b.double() + c.double(), FULL)
+        assert torch.equal(out, other)
+
+
+@pytest.mark.parametrize("split", [0, 1, 2, 3])
+def test_ends_as_numbers(dev: torch.device, split: int) -> None:
+    """The older form: one x, a weight for each group; one answer for each, or one in all."""
+    x, weight = torch.randn(9, 8).half(), torch.randn(3, 8, 6).half()
+    outs = npu.npu_grouped_matmul.List([x.to(dev)], [w.to(dev) for w in weight], group_list=[2, 2, 9], split_item=split)
+    expected = [part.double() @ w.double() for part, w in zip((x[:2], x[:0], x[2:]), weight, strict=True)]
+    if split > 1:
+        (out,) = outs
+        close(out, torch.cat(expected), HALF)
     else:
-        assert places.tolist() == [order.index(p) if p in order else -1 for p in range(8)]
-    pairs = ops.npu_moe_init_routing_v2(
-        x.to(dev),
-        chosen.to(dev),
-        expert_num=4,
-        expert_tokens_num_type=2,
-        expert_tokens_num_flag=True,
-        active_expert_range=[1, 4],
-    )[2]
-    assert pairs.tolist() == [[1, 2], [2, 2], [3, 2], [0, 0]]
+        for out, part in zip(outs, expected, strict=True):
+            close(out, part, HALF)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("with_probs", [True, False])
-def test_permute_and_unpermute(ops: Any, dev: torch.device, dtype: torch.dtype, with_probs: bool) -> None:
-    k = 2 if with_probs else 1
-    tokens, chosen, probs = torch.randn(5, 4).to(dtype), torch.randint(0, 3, (5, k)), torch.rand(5, k).to(dtype)
-    there, weights = tokens.to(dev).requires_grad_(), probs.to(dev).requires_grad_()
-    permuted, places = ops.npu_moe_token_permute(there, chosen.to(dev))
-    for i in range(5 * k):
-        assert torch.equal(permuted[places[i].item()].cpu(), tokens[i // k])
-    assert sorted(places.tolist()) == list(range(5 * k)) and places.dtype == torch.int32
-    spread = [chosen.flatten()[places.tolist().index(row)].item() for row in range(5 * k)]
-    assert spread == sorted(spread)
-    scale = torch.linspace(1, 2, 5 * k).view(-1, 1)
-    out = ops.npu_moe_token_unpermute(permuted * scale.to(dev, dtype), places, weights if with_probs else None)
-    exact, p = tokens.double().requires_grad_(), probs.double().requires_grad_()
-    factors = scale.to(dtype).double()[places.cpu().long()].view(5, k)
-    right = exact * ((factors * p) if with_probs else factors).sum(1, keepdim=True)
-    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
-    close(out, right.detach(), tolerance)
-    grad = torch.randn(5, 4)
-    right.backward(grad.double())
-    out.backward(grad.to(dev, dtype))
-    close(there.grad, exact.grad, 3 * tolerance)  # type: ignore[arg-type]
-    if with_probs:
-        close(weights.grad, p.grad, 3 * tolerance)  # type: ignore[arg-type]
+def test_many_matrices_in_one_answer(dev: torch.device) -> None:
+    x, weight = [torch.randn(n, 8).half() for n in (2, 3)], [torch.randn(8, 6).half() for _ in range(2)]
+    moved = [[t.to(dev) for t in ts] for ts in (x, weight)]
+    expected = torch.cat([a.double() @ b.double() for a, b in zip(x, weight, strict=True)])
+    for given in (None, torch.tensor([2, 5], device=dev)):
+        (out,) = npu.npu_grouped_matmul(*moved, group_list=given, split_item=2, group_type=0)
+        close(out, expected, HALF)
+    (out,) = npu.npu_grouped_matmul.List(*moved, group_list=[2, 5], split_item=2)
+    close(out, expected, HALF)
 
 
-def test_permute_keeps_so_many(ops: Any, dev: torch.device) -> None:
-    tokens, chosen = torch.randn(4, 2), torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0]])
-    there = tokens.to(dev).requires_grad_()
-    permuted, _ = ops.npu_moe_token_permute(there, chosen.to(dev), 5)
-    assert permuted.shape == (5, 2)
-    permuted.sum().backward()
-    # The first five in order of expert: expert 0 of tokens 0, 1, 3, 3, then expert 1 of token 0.
-    assert there.grad.tolist() == [[2, 2], [1, 1], [0, 0], [2, 2]]  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="padded_mode=True"):
-        ops.npu_moe_token_permute(there, chosen.to(dev), None, True)
+@pytest.mark.parametrize("shape", [(10, 6), (2, 5, 6)])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_products_added_up(dev: torch.device, shape: tuple[int, ...], kind: int) -> None:
+    x, weight, total = torch.randn(7, 5).half(), torch.randn(7, 6).half(), torch.randn(shape)
+    expected = total.double().view(2, 5, 6) + torch.stack(
+        [x[:3].double().t() @ weight[:3].double(), x[3:].double().t() @ weight[3:].double()]
+    )
+    given = _there(dev, x, weight)
+    mine = total.to(dev)
+    answer = npu.npu_grouped_matmul_add_(mine, *given, _listed([3, 4], kind, dev), group_list_type=kind)
+    assert answer is mine
+    close(mine, expected.view(shape), FULL)
+    copy = npu.npu_grouped_matmul_add(total.to(dev), *given, _listed([3, 4], kind, dev), group_list_type=kind)
+    close(copy, expected.view(shape), FULL)
+
+
+# -- refusals -----------------------------------------------------------------------------------------------------------------
+
+_X, _W, _LIST = torch.zeros(4, 8), torch.zeros(2, 8, 6), torch.tensor([1, 4])
+_ROUTE = (torch.zeros(4, 3), torch.zeros(4, 2, dtype=torch.int32))
+REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
+    "no group_type": ("npu_grouped_matmul", ([_X], [_W]), {"group_list": _LIST}, "group_type=None"),
+    "group_type": ("npu_grouped_matmul", ([_X], [_W]), {"group_type": 1}, "group_type=1"),
+    "split_item": ("npu_grouped_matmul", ([_X], [_W]), {"group_type": 0, "split_item": 4, "group_list": _LIST}, "split_item=4"),
+    "no group_list": ("npu_grouped_matmul", ([_X], [_W]), {"group_type": 0, "split_item": 3}, "no group_list"),
+    "group_list of int32": (
+        "npu_grouped_matmul", ([_X], [_W]), {"group_type": 0, "split_item": 3, "group_list": _LIST.int()}, "int32"
+    ),
+    "falling ends": (
+        "npu_grouped_matmul", ([_X], [_W]), {"group_type": 0, "split_item": 3, "group_list": _LIST.flip(0)}, "do not fall"
+    ),
+    "pairs": (
+        "npu_grouped_matmul", ([_X], [_W]),
+        {"group_type": 0, "split_item": 3, "group_list": torch.zeros(2, 2, dtype=torch.int64), "group_list_type": 2}, "int8",
+    ),
+    "too many rows": (
+        "npu_grouped_matmul", ([_X], [_W]), {"group_type": 0, "split_item": 3, "group_list": _LIST + 1}, "no more rows"
+    ),
+    "other groups": (
+        "npu_grouped_matmul", ([_X], [_W]), {"group_type": 0, "split_item": 3, "group_list": _LIST[1:]}, "a group for each"
+    ),
+    "quantised": ("npu_grouped_matmul", ([_X], [_W]), {"group_type": 0, "scale": [torch.ones(6)]}, "scale"),
+    "int8": ("npu_grouped_matmul", ([_X.to(torch.int8)], [_W.to(torch.int8)]), {"group_type": 0}, "int8"),
+    "activation": ("npu_grouped_matmul", ([_X], [_W]), {"group_type": 0, "act_type": 1}, "act_type"),
+    "dtypes": ("npu_grouped_matmul", ([_X.half()], [_W]), {"group_type": 0}, "one dtype"),
+    "output_dtype": (
+        "npu_grouped_matmul", ([_X], [_W]), {"group_type": 0, "split_item": 3, "group_list": _LIST, "output_dtype": HALF},
+        "output_dtype",
+    ),
+    "bias": (
+        "npu_grouped_matmul", ([_X], [_W]),
+        {"group_type": 0, "split_item": 3, "group_list": _LIST, "bias": [torch.zeros(2, 5)]}, "biases",
+    ),
+    "inner sizes": ("npu_grouped_matmul", ([_X], [_W[0].t()]), {"group_type": -1}, r"\(4, 8\)"),
+    "columns with a bias": (
+        "npu_grouped_matmul", ([_X], [_W[0]]), {"group_type": 2, "split_item": 3, "bias": [_X[0, :6]], "group_list": _LIST},
+        "no bias",
+    ),
+    "one end": ("npu_grouped_matmul.List", ([_X], [_W[0]]), {"group_list": [4]}, "at least two"),
+    "addition of float32": ("npu_grouped_matmul_add", (torch.zeros(16, 6), _X, _W[0, :4], _LIST), {}, "float32"),
+    "addition of rows": (
+        "npu_grouped_matmul_add", (torch.zeros(16, 6), _X.half(), _W[0, :4].half(), _LIST), {"group_type": 0}, "group_type=0"
+    ),
+    "gating renorm": ("npu_moe_gating_top_k", (_X, 2), {"renorm": 1}, "renorm=1"),
+    "gating k": ("npu_moe_gating_top_k", (_X, 9), {}, "k=9"),
+    "gating groups": ("npu_moe_gating_top_k", (_X, 1), {"group_count": 3}, "group_count=3"),
+    "gating small groups": ("npu_moe_gating_top_k", (_X, 1), {"group_count": 4}, "more than two"),
+    "gating bias": ("npu_moe_gating_top_k", (_X, 1), {"bias": torch.zeros(7)}, "bias"),
+    "gating table": ("npu_moe_gating_top_k", (_X, 1), {"input_ids": torch.zeros(4, dtype=torch.int64)}, "both or neither"),
+    "softmax k": ("npu_moe_gating_top_k_softmax", (_X, None, 9), {}, "k=9"),
+    "softmax finished": ("npu_moe_gating_top_k_softmax", (_X, torch.zeros(4), 1), {}, "finished"),
+    "softmax renorm": ("npu_moe_gating_top_k_softmax_v2", (_X,), {"renorm": 2}, "renorm=2"),
+    "routing dtype": ("npu_moe_init_routing", (_X, _ROUTE[1].long(), _ROUTE[1].long(), 4), {}, "int64"),
+    "routing quantised": ("npu_moe_init_routing_v2", _ROUTE, {"expert_num": 4, "quant_mode": 1}, "quant_mode=1"),
+    "routing range": ("npu_moe_init_routing_v2", _ROUTE, {"expert_num": 4, "active_expert_range": [1, 5]}, "experts 1 to 5"),
+    "routing without experts": ("npu_moe_init_routing_v2", _ROUTE, {}, "expert_num=-1"),
+    "routing capacity": ("npu_moe_init_routing_v2", _ROUTE, {"expert_num": 4, "drop_pad_mode": 1}, "expert_capacity=-1"),
+    "tokens": ("npu_moe_compute_expert_tokens", (torch.zeros(3), 2), {}, "float32"),
+    "re-routing scatter": ("npu_moe_re_routing", (_X, torch.ones(2, 2, dtype=torch.int32)), {"idx_type": 1}, "idx_type=1"),
+    "re-routing counts": ("npu_moe_re_routing", (_X, torch.ones(2, 3, dtype=torch.int32)), {}, "add up"),
+    "finalize mode": (
+        "npu_moe_finalize_routing", (_X, None, None, None, None, torch.arange(4).int(), None, 1), {}, "mode=1",
+    ),
+    "finalize skip": ("npu_moe_finalize_routing", (_X, None, _X, None, None, torch.arange(4).int(), None), {}, "skip1"),
+    "padded": ("npu_moe_token_permute", (_X, torch.zeros(4, 2, dtype=torch.int64), None, True), {}, "padded_mode"),
+    "probabilities": (
+        "npu_moe_token_unpermute", (_X, torch.arange(4).int(), torch.zeros(4, 2)), {}, "probs"
+    ),
+    "empty places": (
+        "npu_moe_token_unpermute_with_routing_map", (_X, torch.tensor([0, 1, 2, -1]).int(), [2, 8]), {}, "below 0"
+    ),
+    "routing map": (
+        "npu_moe_token_permute_with_routing_map", (_X, torch.ones(4, 2, dtype=torch.bool)), {"num_out_tokens": 4},
+        "num_out_tokens=4",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(dev: torch.device, name: str) -> None:
+    operator, args, options, words = REFUSED[name]
+    function = getattr(npu, operator.removesuffix(".List"))
+    function = function.List if operator.endswith(".List") else function
+
+    def there(value: Any) -> Any:
+        if isinstance(value, list):
+            return [there(v) for v in value]
+        return value.to(dev) if isinstance(value, Tensor) else value
+
+    with pytest.raises((ValueError, NotImplementedError), match=words):
+        function(*map(there, args), **{n: there(v) for n, v in options.items()})

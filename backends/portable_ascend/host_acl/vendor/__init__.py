@@ -14,11 +14,11 @@ from portable_ascend.host_acl.vendor import (
     activations,
     dropout,
     fusion_attention,
-    fusion_attention_v2,
     grouped_matmul,
     inference_attention,
     losses,
     moe_gating,
+    moe_permutation,
     moe_routing,
     norms,
     optimizers,
@@ -28,7 +28,6 @@ from portable_ascend.host_acl.vendor import (
 
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     **fusion_attention.OPERATORS,
-    **fusion_attention_v2.OPERATORS,
     **inference_attention.OPERATORS,
     **norms.OPERATORS,
     **rotary.OPERATORS,
@@ -39,5 +38,6 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     **grouped_matmul.OPERATORS,
     **moe_gating.OPERATORS,
     **moe_routing.OPERATORS,
+    **moe_permutation.OPERATORS,
 }
 IN_PLACE: Mapping[str, Callable[..., Any]] = optimizers.IN_PLACE

@@ -23,7 +23,8 @@ class Problem:
         query, key, value: (B, N, Sq, D), (B, Nkv, Skv, D), (B, Nkv, Skv, Dv); N a multiple of Nkv.
         scale: factor of the scores.
         masked: (sequence, start, stop) to the mask of these rows, True for masked out, or None.
-        bias: added to the scores after the scale ("pse"), broadcastable to (B, N, Sq, Skv), or None.
+        bias: added to the scores ("pse"), broadcastable to (B, N, Sq, Skv), or None.
+        bias_scaled: whether it is added before the scale, which then multiplies it too.
         keep_prob: probability that a weight survives dropout.
         keep: the weights that survive, bool (B, N, Sq, Skv), or None for all.
         sink: (N,) scores of a key without a value, or None.
@@ -36,6 +37,7 @@ class Problem:
     scale: float
     masked: Callable[[int, int, int], Tensor | None]
     bias: Tensor | None = None
+    bias_scaled: bool = False
     keep_prob: float = 1.0
     keep: Tensor | None = None
     sink: Tensor | None = None
@@ -67,10 +69,14 @@ def _part(tensor: Tensor | None, problem: Problem, sequence: int, rows: slice) -
 
 def _scores(problem: Problem, query: Tensor, key: Tensor, sequence: int, rows: slice) -> tuple[Tensor, Tensor | None]:
     """Scores (N, rows, Skv), -inf where masked, and which rows are masked throughout (None if no mask)."""
-    scores = torch.matmul(query, key.transpose(-1, -2)) * problem.scale
+    scores = torch.matmul(query, key.transpose(-1, -2))
     bias = _part(problem.bias, problem, sequence, rows)
-    if bias is not None:
-        scores = scores + bias
+    if bias is not None and problem.bias_scaled:
+        scores = (scores + bias) * problem.scale
+    else:
+        scores = scores * problem.scale
+        if bias is not None:
+            scores = scores + bias
     mask = problem.masked(sequence, rows.start, rows.stop)
     if mask is None:
         return scores, None
@@ -166,7 +172,7 @@ def backward(problem: Problem, grad: Tensor, out: Tensor, maxima: Tensor, sums: 
             sink = torch.exp(_wide(problem.sink).view(-1, 1, 1) - top) / total
             found.sink -= (sink * delta).sum((1, 2))
         if found.bias is not None:
-            found.bias[sequence, :, rows] = of_scores
+            found.bias[sequence, :, rows] = of_scores * problem.scale if problem.bias_scaled else of_scores
         found.query[sequence, :, rows] = torch.matmul(of_scores, key) * problem.scale
         found.key[sequence] += _by_key_head(torch.matmul(of_scores.transpose(-1, -2), part), repeats) * problem.scale
     if found.bias is not None and problem.bias is not None:

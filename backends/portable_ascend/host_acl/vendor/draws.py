@@ -17,8 +17,14 @@ def draw() -> tuple[int, int]:
     return int(torch.randint(2**31 - 1, (1,))), 0
 
 
-def generator(seed: int, offset: int) -> torch.Generator:
-    """A generator that is a function of the two, so that a backward pass can draw again what the forward pass drew."""
+def generator(seed: int, offset: int, part: int = 0) -> torch.Generator:
+    """A generator that is a function of these, so that a backward pass can draw again what the forward pass drew.
+
+    Args:
+        seed, offset: see `draw`.
+        part: which part of one call draws; other parts, and the calls behind this one, draw other numbers.
+    """
     from portable_ascend.host_acl.device import mixed
 
-    return torch.Generator().manual_seed(mixed(seed, offset))
+    state = mixed(seed, offset)
+    return torch.Generator().manual_seed(mixed(state, part) if part else state)

@@ -6,15 +6,17 @@ point from which the tokens of a band count.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-DEFAULT, ALL, LEFT_UP, RIGHT_DOWN, BAND, PREFIX, PREFIX_COMPRESSED = range(7)
+DEFAULT, ALL, LEFT_UP, RIGHT_DOWN, BAND, PREFIX, PREFIX_COMPRESSED, SPLIT_RIGHT_DOWN, SPLIT_LEFT_UP = range(9)
 COMPRESSED = 2048
 _PREFIX_ROWS = 3072
-_COMPRESSED_MODES = (LEFT_UP, RIGHT_DOWN, BAND)
+_SPLIT_MODES = (SPLIT_RIGHT_DOWN, SPLIT_LEFT_UP)
+_COMPRESSED_MODES = (LEFT_UP, RIGHT_DOWN, BAND, *_SPLIT_MODES)
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,28 @@ class Sparsity:
         """Whether it is PyTorch's ``is_causal``: mode 2 with the mask that belongs to it."""
         return self.mask is not None and self.mode == LEFT_UP and _is_triangular(self.mask)
 
+    def of_sequence(self, sequence: int, count: int) -> Sparsity:
+        """What holds for one of ``count`` packed sequences.
+
+        Modes 7 and 8 are for packed sequences of which one was split between devices: the last sequence of a device that had
+        mode 3 before (7), the first of one that had mode 2 (8). That one is a band, the others are as before.
+        """
+        if self.mode not in _SPLIT_MODES:
+            return self
+        if self.mode == SPLIT_RIGHT_DOWN:
+            return replace(self, mode=BAND if sequence == count - 1 else RIGHT_DOWN)
+        return replace(self, mode=BAND if sequence == 0 else LEFT_UP)
+
+    def zeroes_rows(self, queries: int, keys: int) -> bool:
+        """Whether the kernel itself turns on the handling of rows in which everything is masked.
+
+        The vendor's page: where it can tell that there are such rows, "for instance" mode 3 with more queries than keys. Taken
+        to hold for the other modes whose mask follows from numbers too.
+        """
+        if self.mask is None:
+            return False
+        return self.mode in (BAND, PREFIX_COMPRESSED) or (self.mode == RIGHT_DOWN and queries > keys)
+
 
 def check(operator: str, sparsity: Sparsity, batch: int, heads: int, queries: int, keys: int, packed: bool) -> None:
     """Refuse a mask that the vendor's operator refuses.
@@ -54,10 +78,9 @@ def check(operator: str, sparsity: Sparsity, batch: int, heads: int, queries: in
     mode, mask = sparsity.mode, sparsity.mask
     if not 0 <= mode <= 8:
         raise ValueError(f"{operator} was given sparse_mode={mode}. It takes 0 to 8.")
-    if mode > PREFIX_COMPRESSED:
-        raise NotImplementedError(
-            f"{operator} was given sparse_mode={mode}, whose masks for outer-split sequences are not computed here. Use mode "
-            "2, 3 or 4, or an Ascend device."
+    if mode in _SPLIT_MODES and not packed:
+        raise ValueError(
+            f"{operator} was given sparse_mode={mode} without packed sequences. It is for input_layout='TND' only."
         )
     if mask is None:
         return
@@ -65,14 +88,14 @@ def check(operator: str, sparsity: Sparsity, batch: int, heads: int, queries: in
         raise ValueError(f"{operator} was given an atten_mask of dtype {mask.dtype}. It takes bool or uint8 (1: masked out).")
     shape = tuple(mask.shape)
     if mode in _COMPRESSED_MODES:
-        if shape[-2:] != (COMPRESSED, COMPRESSED):
+        if shape[-2:] != (COMPRESSED, COMPRESSED) or len(shape) > 4 or any(size != 1 for size in shape[:-2]):
             raise ValueError(
                 f"{operator} was given an atten_mask of shape {shape} with sparse_mode={mode}, which takes the mask of shape "
                 f"({COMPRESSED}, {COMPRESSED}): torch.triu(torch.ones(2048, 2048), diagonal=1).bool()."
             )
         return
     if mode == PREFIX_COMPRESSED:
-        if shape[-2:] != (_PREFIX_ROWS, COMPRESSED):
+        if shape[-2:] != (_PREFIX_ROWS, COMPRESSED) or len(shape) > 4 or any(size != 1 for size in shape[:-2]):
             raise ValueError(
                 f"{operator} was given an atten_mask of shape {shape} with sparse_mode=6, which takes the mask of shape "
                 f"({_PREFIX_ROWS}, {COMPRESSED})."
@@ -82,6 +105,8 @@ def check(operator: str, sparsity: Sparsity, batch: int, heads: int, queries: in
         raise ValueError(f"{operator} was given sparse_mode=5 with packed sequences (TND), which it does not take. Use mode 6.")
     if packed:
         allowed: tuple[tuple[int, ...], ...] = ((queries, keys),)
+    elif mode == PREFIX:
+        allowed = ((batch, 1, queries, keys), (batch, heads, queries, keys))
     else:
         allowed = ((queries, keys), (1, 1, queries, keys), (batch, 1, queries, keys), (batch, heads, queries, keys))
     if shape not in allowed:
@@ -91,14 +116,20 @@ def check(operator: str, sparsity: Sparsity, batch: int, heads: int, queries: in
         )
 
 
-def check_prefix(operator: str, sparsity: Sparsity, batch: int) -> None:
+def check_prefix(operator: str, sparsity: Sparsity, lengths: Sequence[tuple[int, int]]) -> None:
     """Refuse a prefix that does not fit its mode.
 
+    Args:
+        operator: for messages.
+        sparsity: the mask.
+        lengths: numbers of queries and keys of each sequence.
+
     Raises:
-        ValueError: no prefix where one is needed, of another length than the batch, or a batch above 32.
+        ValueError: no prefix where one is needed, of another length than the batch, one out of range, or a batch above 32.
     """
-    if sparsity.mode not in (PREFIX, PREFIX_COMPRESSED):
+    if sparsity.mode not in (PREFIX, PREFIX_COMPRESSED) or sparsity.mask is None:
         return
+    batch = len(lengths)
     if len(sparsity.prefix) != batch:
         raise ValueError(
             f"{operator} was given sparse_mode={sparsity.mode} and prefix={sparsity.prefix} and a batch of {batch}. Give one "
@@ -106,6 +137,12 @@ def check_prefix(operator: str, sparsity: Sparsity, batch: int) -> None:
         )
     if batch > 32:
         raise ValueError(f"{operator} was given sparse_mode={sparsity.mode} and a batch of {batch}. The modes take up to 32.")
+    for length, (queries, keys) in zip(sparsity.prefix, lengths, strict=True):
+        if not max(keys - queries, 0) <= length <= keys:
+            raise ValueError(
+                f"{operator} was given a prefix of {length} for {queries} queries and {keys} keys. It takes "
+                f"{max(keys - queries, 0)} to {keys}."
+            )
 
 
 def masked(sparsity: Sparsity, sequence: int, start: int, stop: int, queries: int, keys: int) -> Tensor | None:
@@ -125,7 +162,7 @@ def masked(sparsity: Sparsity, sequence: int, start: int, stop: int, queries: in
         return None
     rows = torch.arange(start, stop).unsqueeze(1)
     columns = torch.arange(keys).unsqueeze(0)
-    if mode in (LEFT_UP, RIGHT_DOWN, BAND):
+    if mode in (LEFT_UP, RIGHT_DOWN, BAND):  # the modes for split sequences are one of these: `Sparsity.of_sequence`
         shift = 0 if mode == LEFT_UP else keys - queries
         distance = columns - rows - shift
         if mode == BAND:

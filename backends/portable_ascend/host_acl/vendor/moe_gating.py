@@ -1,72 +1,25 @@
-"""Gating of a mixture of experts: which experts a token goes to, and with what weights.
+"""Choosing experts: npu_moe_gating_top_k and its relatives.
 
-Source: the operators' documentation in the wheel (torch_npu/_op_plugin_docs.py) and its meta kernels. Experts of equal
-probability: assumed to be taken in order, the lowest number first.
+Sources: the pages of ``torch_npu.npu_moe_gating_top_k*`` (Ascend/op-plugin, docs/zh/custom_APIs), which give each operator in
+numpy; for ``npu_moe_gating_top_k_softmax_v2`` and ``npu_moe_gating_top_k_backward``, which have no page, op-plugin's tests;
+shapes and dtypes: the wheel's meta kernels. Numbers are computed in float32 and rounded once. Ties go to the lower index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from portable_ascend.host_acl.derivatives import derivative
-from portable_ascend.host_acl.vendor.refusals import check_absent, check_floats, refuse, wide
+from portable_ascend.host_acl.vendor.refusals import FLOATS, refuse, wide
+
+_SOFTMAX, _SIGMOID = 0, 1
 
 
-def _top(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k greatest, in order; of equal ones the first."""
-    order = torch.sort(values, dim=-1, descending=True, stable=True)
-    return order.values[..., :k], order.indices[..., :k]
-
-
-def _check_gating(operator: str, x: Tensor, k: int, dims: Sequence[int], finished: Tensor | None = None) -> None:
-    check_floats(operator, x=x)
-    if x.dim() not in dims:
-        refuse(operator, f"x of {x.dim()} dimensions", f"{' or '.join(map(str, dims))}")
-    if not 0 < k <= min(x.shape[-1], 1024):
-        refuse(operator, f"k={k} with {x.shape[-1]} experts", "1 to the number of experts, at most 1024")
-    if finished is not None and (finished.dtype != torch.bool or finished.shape != x.shape[:-1]):
-        refuse(
-            operator, f"finished of {finished.dtype} and shape {tuple(finished.shape)}", f"bool of shape {tuple(x.shape[:-1])}"
-        )
-
-
-def _marked(experts: Tensor, finished: Tensor | None, count: int) -> Tensor:
-    """Rows that are finished go to the expert behind the last one (assumed; the documentation says that they are left out)."""
-    return experts if finished is None else experts.masked_fill(finished.unsqueeze(-1), count)
-
-
-def npu_moe_gating_top_k_softmax(x: Tensor, finished: Tensor | None = None, k: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """The k greatest softmax probabilities, their experts, and row numbers ``row + j * rows`` for the j-th expert (int32)."""
-    _check_gating("npu_moe_gating_top_k_softmax", x, k, (2, 3), finished)
-    values, experts = _top(torch.softmax(wide(x), -1), k)
-    rows = x.shape[:-1].numel()
-    numbers = (torch.arange(rows).unsqueeze(1) + rows * torch.arange(k)).view(values.shape)
-    return values.to(x.dtype), _marked(experts, finished, x.shape[-1]).int(), numbers.int()
-
-
-def npu_moe_gating_top_k_softmax_v2(
-    x: Tensor, *, k: int = 1, finished: Tensor | None = None, renorm: int | None = 0, output_softmax: bool | None = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax before the choice (renorm 0) or of the chosen ones (renorm 1); with experts, and the softmax if asked for."""
-    operator = "npu_moe_gating_top_k_softmax_v2"
-    _check_gating(operator, x, k, (2, 3), finished)
-    if renorm not in (None, 0, 1):
-        refuse(operator, f"renorm={renorm}", "0 or 1")
-    softmax = torch.softmax(wide(x), -1)
-    values, experts = _top(wide(x) if renorm else softmax, k)
-    values = torch.softmax(values, -1) if renorm else values
-    whole = softmax.float() if output_softmax and not renorm else torch.empty(0)
-    return values.to(x.dtype), _marked(experts, finished, x.shape[-1]).int(), whole
-
-
-def _weights(chosen: Tensor, norm_type: int, renorm: int, factor: float, eps: float) -> Tensor:
-    """Weights of the chosen experts. Sigmoid's do not add up to 1, and are divided by their sum."""
-    total = chosen.sum(-1, keepdim=True) + eps if norm_type == 1 or renorm == 1 else 1.0
-    return chosen / total * factor
+def _largest(scores: Tensor, k: int) -> Tensor:
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :k]
 
 
 def npu_moe_gating_top_k(
@@ -80,42 +33,61 @@ def npu_moe_gating_top_k(
     group_count: int = 1,
     group_select_mode: int = 0,
     renorm: int = 0,
-    norm_type: int = 0,
+    norm_type: int = _SOFTMAX,
     out_flag: bool = False,
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gating with groups of experts (DeepSeek-V3, section 2.1.2): weights, experts (int32), the probabilities (float32).
+    """(weights (rows, k), experts int32 (rows, k), all scores float32 (rows, experts)).
 
-    Args:
-        bias: added to the probabilities for the choice only.
-        k_group, group_count: experts are chosen from the best k_group of group_count groups.
-        group_select_mode: a group's score is its best expert's (0), or the sum of its best two (1).
-        norm_type: softmax (0) or sigmoid (1).
+    The bias takes part in the choice only. Scores that were not asked for (out_flag) are NaN here, on the device whatever the
+    memory held: the backward pass needs them.
+
+    Raises:
+        ValueError: what the page does not allow.
     """
-    operator = "npu_moe_gating_top_k"
-    check_absent(operator, "a table of experts by token is not computed here", input_ids=input_ids, tid2eid=tid2eid)
-    _check_gating(operator, x, k, (2,))
-    experts = x.shape[1]
-    if group_count < 1 or experts % group_count or not 1 <= k_group <= group_count or k > experts // group_count * k_group:
+    name = "npu_moe_gating_top_k"
+    if x.dim() != 2 or x.dtype not in FLOATS or not 0 < x.shape[1] <= 2048:
+        refuse(name, f"x of {x.dtype} and shape {tuple(x.shape)}", "float16, bfloat16 or float32 (rows, up to 2048 experts)")
+    rows, experts = x.shape
+    if bias is not None and (bias.dtype != x.dtype or bias.shape != (experts,)):
+        refuse(name, f"a bias of {bias.dtype} and shape {tuple(bias.shape)}", f"{x.dtype} of shape ({experts},)")
+    if group_count < 1 or experts % group_count or (group_count > 1 and experts // group_count <= 2):
+        refuse(name, f"group_count={group_count} for {experts} experts", "a divisor that leaves more than two in each group")
+    if not 1 <= k_group <= group_count or not 1 <= k <= experts // group_count * k_group:
+        refuse(name, f"k={k}, k_group={k_group} of {group_count} groups, {experts} experts", "k within the groups chosen")
+    if renorm or group_select_mode not in (0, 1) or norm_type not in (_SOFTMAX, _SIGMOID):
         refuse(
-            operator,
-            f"k={k}, k_group={k_group}, group_count={group_count} with {experts} experts",
-            "groups that hold k experts",
+            name,
+            f"renorm={renorm}, group_select_mode={group_select_mode}, norm_type={norm_type}",
+            "renorm 0, the others 0 or 1",
         )
-    if norm_type not in (0, 1) or group_select_mode not in (0, 1):
-        refuse(operator, f"norm_type={norm_type}, group_select_mode={group_select_mode}", "0 or 1 for each")
-    probabilities = torch.softmax(wide(x), -1) if norm_type == 0 else torch.sigmoid(wide(x))
-    scores = probabilities if bias is None else probabilities + wide(bias)
-    if group_count > 1:
-        groups = scores.unflatten(1, (group_count, -1))
-        best = groups.amax(-1) if group_select_mode == 0 else groups.topk(2, -1).values.sum(-1)
-        chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, _top(best, k_group)[1], True)
-        scores = groups.masked_fill(~chosen.unsqueeze(-1), float("-inf")).flatten(1)
-    _, found = _top(scores, k)
-    weights = _weights(probabilities.gather(1, found), norm_type, renorm, routed_scaling_factor, eps)
-    whole = probabilities.float() if out_flag else torch.zeros(x.shape)
-    return weights.to(x.dtype), found.int(), whole
+    if (input_ids is None) != (tid2eid is None):
+        refuse(name, "one of input_ids and tid2eid", "both or neither")
+    scores = torch.softmax(wide(x), -1) if norm_type == _SOFTMAX else torch.sigmoid(wide(x))
+    if input_ids is not None and tid2eid is not None:
+        if input_ids.shape != (rows,) or tid2eid.dim() != 2 or tid2eid.shape[1] != k:
+            refuse(name, f"input_ids {tuple(input_ids.shape)}, tid2eid {tuple(tid2eid.shape)}", f"({rows},) and (tokens, {k})")
+        chosen = tid2eid[input_ids.long()].long()
+    else:
+        chosen = _largest(
+            _in_groups(scores if bias is None else scores + wide(bias), group_count, k_group, group_select_mode), k
+        )
+    weights = torch.gather(scores, 1, chosen)
+    if norm_type == _SIGMOID:
+        weights = weights / (weights.sum(-1, keepdim=True) + eps)
+    out = scores if out_flag else torch.full_like(scores, torch.nan)
+    return (weights * routed_scaling_factor).to(x.dtype), chosen.int(), out
+
+
+def _in_groups(scores: Tensor, count: int, chosen: int, by_two: int) -> Tensor:
+    """-inf outside the best groups, by their best expert or the sum of their two best."""
+    if count == 1:
+        return scores
+    groups = scores.unflatten(-1, (count, -1))
+    ranks = groups.topk(2, -1).values.sum(-1) if by_two else groups.amax(-1)
+    outside = torch.ones_like(ranks, dtype=torch.bool).scatter_(1, _largest(ranks, chosen), False)
+    return groups.masked_fill(outside.unsqueeze(-1), -torch.inf).flatten(1)
 
 
 def npu_moe_gating_top_k_backward(
@@ -124,29 +96,71 @@ def npu_moe_gating_top_k_backward(
     expertIdx: Tensor,
     *,
     renorm: int = 0,
-    norm_type: int = 0,
+    norm_type: int = _SOFTMAX,
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
 ) -> Tensor:
-    """Gradient of the logits, by the probabilities that the forward pass answers with out_flag."""
-    index = expertIdx.long()
-    (of_norm,) = derivative(
-        lambda norm: _weights(norm.gather(1, index), norm_type, renorm, routed_scaling_factor, eps),
-        [wide(x_norm)],
-        wide(grad_y),
-    )
-    norm = wide(x_norm)
-    if norm_type == 1:
-        return (of_norm * norm * (1 - norm)).to(grad_y.dtype)
-    return (norm * (of_norm - (of_norm * norm).sum(-1, keepdim=True))).to(grad_y.dtype)
+    """Gradient of x from that of the weights, (rows, experts) in grad_y's dtype; the choice itself has none."""
+    chosen, grad = expertIdx.long(), wide(grad_y) * routed_scaling_factor
+    if norm_type == _SIGMOID:
+        picked = torch.gather(x_norm, 1, chosen)
+        total = picked.sum(-1, keepdim=True) + eps
+        grad = grad / total - (grad * picked).sum(-1, keepdim=True) / total.square()
+    of_scores = torch.zeros_like(x_norm).scatter_add_(1, chosen, grad)
+    if norm_type == _SIGMOID:
+        return (of_scores * x_norm * (1 - x_norm)).to(grad_y.dtype)
+    return (x_norm * (of_scores - (of_scores * x_norm).sum(-1, keepdim=True))).to(grad_y.dtype)
 
 
-OPERATORS: Mapping[str, Callable[..., Any]] = {
-    f"npu::{function.__name__}": function
-    for function in (
-        npu_moe_gating_top_k_softmax,
-        npu_moe_gating_top_k_softmax_v2,
-        npu_moe_gating_top_k,
-        npu_moe_gating_top_k_backward,
-    )
+def npu_moe_gating_top_k_softmax(x: Tensor, finished: Tensor | None = None, k: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """(weights, experts int32, rows int32), each (..., k); rows count down the columns. Finished rows choose no expert.
+
+    Raises:
+        ValueError: what the page does not allow.
+    """
+    _check_softmax("npu_moe_gating_top_k_softmax", x, finished, k)
+    scores = torch.softmax(wide(x), -1)
+    chosen = _largest(scores, k)
+    count = chosen[..., 0].numel() if k else 0
+    rows = torch.arange(count * k, dtype=torch.int32).view(k, count).t().contiguous()
+    return torch.gather(scores, -1, chosen).to(x.dtype), _unless(finished, chosen, x.shape[-1]), rows.view(chosen.shape)
+
+
+def npu_moe_gating_top_k_softmax_v2(
+    x: Tensor, *, k: int = 1, finished: Tensor | None = None, renorm: int | None = 0, output_softmax: bool | None = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(weights, experts int32, all scores float32: empty unless asked for with renorm 0); renorm 1 chooses before the softmax.
+
+    Raises:
+        ValueError: what the wheel's operator does not allow.
+    """
+    _check_softmax("npu_moe_gating_top_k_softmax_v2", x, finished, k)
+    if renorm not in (None, 0, 1):
+        refuse("npu_moe_gating_top_k_softmax_v2", f"renorm={renorm}", "0 or 1")
+    scores = wide(x) if renorm else torch.softmax(wide(x), -1)
+    chosen = _largest(scores, k)
+    weights = torch.gather(scores, -1, chosen)
+    weights = torch.softmax(weights, -1) if renorm else weights
+    whole = scores.clone() if output_softmax and not renorm else torch.empty(0)
+    return weights.to(x.dtype), _unless(finished, chosen, x.shape[-1]), whole
+
+
+def _check_softmax(name: str, x: Tensor, finished: Tensor | None, k: int) -> None:
+    if x.dim() not in (2, 3) or x.dtype not in FLOATS:
+        refuse(name, f"x of {x.dtype} and shape {tuple(x.shape)}", "float16, bfloat16 or float32 of two or three dimensions")
+    if not 0 <= k <= min(x.shape[-1], 1024):
+        refuse(name, f"k={k} for {x.shape[-1]} experts", "up to as many, and 1024")
+    if finished is not None and (finished.dtype != torch.bool or finished.shape != x.shape[:-1]):
+        refuse(name, f"finished of {finished.dtype} and shape {tuple(finished.shape)}", f"bool of shape {tuple(x.shape[:-1])}")
+
+
+def _unless(finished: Tensor | None, chosen: Tensor, nobody: int) -> Tensor:
+    return (chosen if finished is None else chosen.masked_fill(finished.unsqueeze(-1), nobody)).int()
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "npu::npu_moe_gating_top_k": npu_moe_gating_top_k,
+    "npu::npu_moe_gating_top_k_backward": npu_moe_gating_top_k_backward,
+    "npu::npu_moe_gating_top_k_softmax": npu_moe_gating_top_k_softmax,
+    "npu::npu_moe_gating_top_k_softmax_v2": npu_moe_gating_top_k_softmax_v2,
 }

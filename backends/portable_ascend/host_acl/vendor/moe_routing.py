@@ -1,41 +1,49 @@
-"""Routing of a mixture of experts: tokens sorted by expert, and brought back.
+"""Sorting tokens by expert, and adding up what the experts answered.
 
-Source: the operators' documentation in the wheel (torch_npu/_op_plugin_docs.py) and its meta kernels. Sorting is stable.
+Sources: the pages of ``torch_npu.npu_moe_init_routing``, ``..._v2``, ``npu_moe_compute_expert_tokens``, ``npu_moe_re_routing``
+and ``npu_moe_finalize_routing`` (Ascend/op-plugin, docs/zh/custom_APIs), most of which give the operator in numpy; shapes and
+dtypes: the wheel's meta kernels. Sums are taken in float32 and rounded once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from portable_ascend.host_acl.derivatives import derivative
-from portable_ascend.host_acl.vendor.refusals import check_absent, check_floats, refuse, wide
-
-# -- inference: to the experts and back ----------------------------------------------------------------------------------------
+from portable_ascend.host_acl.vendor.refusals import FLOATS, refuse, wide
 
 
 def npu_moe_init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows sorted by expert; where each row number went; the experts in order.
+    """Rows of x by expert, where each pair of row and choice went (int32), and the sorted experts (int32).
 
     Args:
-        x: (rows, H). row_idx, expert_idx: (rows, k) int32, as `npu_moe_gating_top_k_softmax` answers them.
-        active_num: rows that are kept, for each of the k.
+        x: (rows, H).
+        row_idx: int32 (rows, K), numbers of the pairs, counted down the columns.
+        expert_idx: int32 (rows, K).
+        active_num: how many rows' pairs are answered at most.
+
+    Raises:
+        ValueError: what the page does not allow.
     """
-    operator = "npu_moe_init_routing"
-    check_floats(operator, x=x)
-    rows, k = x.shape[0], row_idx.shape[1]
-    if row_idx.shape != expert_idx.shape or expert_idx.shape[0] != rows:
+    name = "npu_moe_init_routing"
+    if x.dim() != 2 or x.dtype not in FLOATS or expert_idx.dim() != 2 or expert_idx.shape[0] != x.shape[0]:
         refuse(
-            operator, f"row_idx {tuple(row_idx.shape)}, expert_idx {tuple(expert_idx.shape)}, {rows} rows", "one row for each"
+            name, f"x {x.dtype}, {tuple(x.shape)} and expert_idx {tuple(expert_idx.shape)}", "floats (rows, H) and (rows, K)"
         )
+    if row_idx.shape != expert_idx.shape or {row_idx.dtype, expert_idx.dtype} != {torch.int32} or active_num < 0:
+        refuse(
+            name, f"row_idx {row_idx.dtype}, {tuple(row_idx.shape)}, expert_idx {expert_idx.dtype}, active_num={active_num}",
+            f"int32 of shape {tuple(expert_idx.shape)} for both, and a number from 0 up",
+        )  # fmt: skip
+    rows, k = expert_idx.shape
     experts, order = torch.sort(expert_idx.flatten(), stable=True)
-    numbers = row_idx.flatten()[order].long()
-    places = torch.empty_like(numbers)
-    places[numbers] = torch.arange(numbers.numel())
-    return x[numbers % rows][: min(rows, active_num) * k], places.int(), experts.int()
+    sources = row_idx.flatten()[order].long()
+    places = torch.zeros(rows * k, dtype=torch.int32)
+    places[sources] = torch.arange(rows * k, dtype=torch.int32)
+    return x[sources[: min(active_num, rows) * k] % max(rows, 1)], places, experts
 
 
 def npu_moe_init_routing_v2(
@@ -55,65 +63,163 @@ def npu_moe_init_routing_v2(
     row_idx_type: int = 0,
     x_dtype: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows sorted by expert; the map between places; tokens of each expert (int64); scales in the rows' order.
+    """(rows of x by expert, where each pair went or came from, tokens of each expert, scales by expert).
 
-    Args:
-        active_expert_range: experts from the first number up to, not including, the second; others' rows are left out.
-        expert_tokens_num_type: 1, the number of tokens of each; 2, pairs of expert and number for those that have any.
-        row_idx_type: 0, the place of each token's choice (-1: left out); 1, the choice at each place.
+    Only experts in active_expert_range count. drop_pad_mode 0 answers the rows one behind another ((pairs, H); those behind the
+    pairs that count are zero here, unwritten on the device); 1 gives each expert expert_capacity rows, with zeros behind its
+    tokens, and drops tokens beyond them. Places of pairs left out are -1. row_idx_type 0 answers where a pair went, 1 which
+    pair came to a place. Types of counts: 0 summed up, 1 counts, 2 pairs of expert and count.
+
+    Raises:
+        ValueError: what the page does not allow.
+        NotImplementedError: a quantised answer.
     """
-    operator = "npu_moe_init_routing_v2"
-    if quant_mode != -1 or offset is not None:
+    name = "npu_moe_init_routing_v2"
+    if quant_mode != -1 or offset is not None or x_dtype is not None:
         raise NotImplementedError(
-            f"{operator} was given quant_mode={quant_mode}; the host runtime computes no quantisation. Use -1."
+            f"{name} was given quant_mode={quant_mode}, x_dtype={x_dtype}: quantised answers are not computed here. Leave "
+            "them at -1 and None."
         )
-    check_absent(operator, "it is not documented for this case", drop_pad_mode=drop_pad_mode or None, x_dtype=x_dtype)
-    check_floats(operator, x=x)
-    if expert_num < 1 or expert_tokens_num_type not in (0, 1, 2) or row_idx_type not in (0, 1):
+    if x.dim() != 2 or expert_idx.dim() != 2 or expert_idx.shape[0] != x.shape[0] or expert_idx.dtype != torch.int32:
         refuse(
-            operator,
-            f"expert_num={expert_num}, expert_tokens_num_type={expert_tokens_num_type}, row_idx_type={row_idx_type}",
-            "at least one expert, 0 to 2 and 0 or 1",
+            name,
+            f"x {tuple(x.shape)} and expert_idx {expert_idx.dtype}, {tuple(expert_idx.shape)}",
+            "(rows, H), int32 (rows, K)",
         )
-    first, last = tuple(active_expert_range) or (0, expert_num)
-    choices = expert_idx.flatten().long()
-    total, k = choices.numel(), expert_idx.shape[1]
-    mine = (choices >= first) & (choices < last)
-    order = torch.sort(torch.where(mine, choices, expert_num + 1), stable=True).indices
-    count = int(mine.sum())
-    kept = min(count, active_num) if active_num > 0 else count
-    order = order[:kept]
-    size = min(total, active_num) if active_num > 0 else total
-    out = torch.zeros(size, x.shape[1], dtype=x.dtype)
-    out[:kept] = x[order // k]
-    places = torch.full((total,), -1, dtype=torch.int32)
-    if row_idx_type == 0:
-        places[order] = torch.arange(kept, dtype=torch.int32)
+    if scale is not None and (scale.dtype != torch.float32 or scale.shape != x.shape[:1]):
+        refuse(name, f"a scale of {scale.dtype} and shape {tuple(scale.shape)}", f"float32 of shape ({x.shape[0]},)")
+    modes = (drop_pad_mode, row_idx_type, expert_tokens_num_type)
+    if drop_pad_mode not in (0, 1) or row_idx_type not in (0, 1) or expert_tokens_num_type not in (0, 1, 2):
+        refuse(name, f"drop_pad_mode, row_idx_type, expert_tokens_num_type={modes}", "0 or 1, 0 or 1, 0 to 2")
+    start, end = active_expert_range or (0, expert_num)
+    if not 0 <= start < end <= expert_num or active_num < -1:
+        refuse(
+            name, f"experts {start} to {end} of expert_num={expert_num}, active_num={active_num}",
+            "a range within the experts, and -1 or more",
+        )  # fmt: skip
+    if drop_pad_mode and ((start, end) != (0, expert_num) or not 0 < expert_capacity <= x.shape[0]):
+        refuse(
+            name, f"drop_pad_mode=1 with experts {start} to {end} of {expert_num} and expert_capacity={expert_capacity}",
+            f"all experts and 1 to {x.shape[0]} with it",
+        )  # fmt: skip
+    experts = expert_idx.flatten()
+    counted = (experts >= start) & (experts < end)
+    # Experts below the range go to the end, as those above do.
+    order = torch.sort(experts.masked_fill(experts < start, 2**31 - 1), stable=True).indices
+    order = order[: int(counted.sum())]
+    counts = torch.bincount(experts[counted].long() - start, minlength=end - start)
+    tokens = (
+        _counts(counts, start, expert_num, expert_tokens_num_type)
+        if expert_tokens_num_flag
+        else torch.zeros((), dtype=torch.int64)
+    )
+    if drop_pad_mode:
+        placed = _capacity(x, scale, order, counts, expert_capacity, expert_idx)
     else:
-        places[:kept] = order.int()
-    counts = torch.bincount(choices[mine] - first, minlength=last - first)
-    scales = torch.zeros(size)
-    if scale is not None:
-        scales[:kept] = scale.flatten()[order // k]
-    return out, places, _tokens(counts, first, expert_num, expert_tokens_num_type), scales
+        placed = _one_behind_another(x, scale, order, active_num, expert_idx, row_idx_type)
+    return placed[0], placed[1], tokens, placed[2]
 
 
-def _tokens(counts: Tensor, first: int, experts: int, kind: int) -> Tensor:
+def _counts(counts: Tensor, start: int, expert_num: int, kind: int) -> Tensor:
     if kind == 0:
         return counts.cumsum(0)
     if kind == 1:
         return counts
-    pairs = torch.zeros(experts, 2, dtype=torch.int64)
-    used = counts.nonzero().flatten()
-    pairs[: used.numel()] = torch.stack([used + first, counts[used]], 1)
+    pairs = torch.zeros(expert_num, 2, dtype=torch.int64)
+    (used,) = counts.nonzero(as_tuple=True)
+    pairs[: used.numel()] = torch.stack((used + start, counts[used]), 1)
     return pairs
 
 
+def _one_behind_another(
+    x: Tensor, scale: Tensor | None, order: Tensor, active_num: int, expert_idx: Tensor, row_idx_type: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    pairs, k = expert_idx.numel(), max(expert_idx.shape[1], 1)
+    length = pairs if active_num <= 0 else min(active_num, pairs)
+    kept = order[:length]
+    out = x.new_zeros(length, x.shape[1])
+    out[: kept.numel()] = x[kept // k]
+    scales = torch.zeros(length)
+    if scale is not None:
+        scales[: kept.numel()] = scale[kept // k]
+    places = torch.full((pairs,), -1, dtype=torch.int32)
+    if row_idx_type:
+        places[: order.numel()] = order.int()
+    else:
+        places[order] = torch.arange(order.numel(), dtype=torch.int32)
+    return out, places, scales
+
+
+def _capacity(
+    x: Tensor, scale: Tensor | None, order: Tensor, counts: Tensor, capacity: int, expert_idx: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    k, experts = max(expert_idx.shape[1], 1), expert_idx.flatten()
+    starts = counts.cumsum(0) - counts
+    rank = torch.arange(order.numel()) - starts[experts[order].long()]
+    fits = rank < capacity
+    kept = order[fits]
+    slots = experts[kept].long() * capacity + rank[fits]
+    out = x.new_zeros(counts.numel() * capacity, x.shape[1])
+    out[slots] = x[kept // k]
+    scales = torch.zeros(counts.numel() * capacity)
+    if scale is not None:
+        scales[slots] = scale[kept // k]
+    places = torch.full((expert_idx.numel(),), -1, dtype=torch.int32)
+    places[kept] = slots.int()
+    return out.view(counts.numel(), capacity, -1), places, scales
+
+
 def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: Tensor, num_expert: int) -> Tensor:
-    """Where each expert's rows end, among rows sorted by expert."""
-    wanted = torch.arange(num_expert, dtype=sorted_expert_for_source_row.dtype)
-    found = torch.searchsorted(sorted_expert_for_source_row, wanted, right=True)
-    return found.to(sorted_expert_for_source_row.dtype)
+    """Where the rows of each expert end, (experts,), from sorted experts of rows."""
+    if (
+        sorted_expert_for_source_row.dim() != 1
+        or sorted_expert_for_source_row.dtype != torch.int32
+        or not 0 < num_expert <= 2048
+    ):
+        refuse(
+            "npu_moe_compute_expert_tokens",
+            f"{sorted_expert_for_source_row.dtype}, {tuple(sorted_expert_for_source_row.shape)} and num_expert={num_expert}",
+            "int32 of one dimension, 1 to 2048 experts",
+        )
+    experts = torch.arange(num_expert, dtype=torch.int32)
+    return torch.searchsorted(sorted_expert_for_source_row, experts, right=True).int()
+
+
+def npu_moe_re_routing(
+    tokens: Tensor,
+    expert_token_num_per_rank: Tensor,
+    *,
+    per_token_scales: Tensor | None = None,
+    expert_token_num_type: int = 1,
+    idx_type: int = 0,
+    tokens_dtype: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens that came by rank, by expert instead: (tokens, their scales, where each came from int32, tokens of each expert).
+
+    Raises:
+        ValueError: what the page does not allow.
+    """
+    name = "npu_moe_re_routing"
+    if expert_token_num_type != 1 or idx_type != 0 or tokens_dtype is not None:
+        refuse(
+            name,
+            f"expert_token_num_type={expert_token_num_type}, idx_type={idx_type}, tokens_dtype={tokens_dtype}",
+            "1, 0 and None",
+        )
+    counts = expert_token_num_per_rank
+    if tokens.dim() != 2 or counts.dim() != 2 or counts.dtype not in (torch.int32, torch.int64):
+        refuse(
+            name,
+            f"tokens {tuple(tokens.shape)}, counts {counts.dtype}, {tuple(counts.shape)}",
+            "(A, H), integers (ranks, experts)",
+        )
+    if int(counts.sum()) != tokens.shape[0] or (counts.numel() and int(counts.min()) < 0):
+        refuse(name, f"counts {counts.tolist()} for {tokens.shape[0]} tokens", "counts that add up to the tokens")
+    ranks, experts = counts.shape
+    owner = torch.arange(experts).repeat(ranks).repeat_interleave(counts.flatten().long())
+    order = torch.sort(owner, stable=True).indices
+    scales = torch.zeros(tokens.shape[0]) if per_token_scales is None else per_token_scales[order]
+    return tokens[order], scales, order.int(), counts.sum(0, dtype=counts.dtype)
 
 
 def npu_moe_finalize_routing(
@@ -127,156 +233,49 @@ def npu_moe_finalize_routing(
     drop_pad_mode: int | None = 0,
     k: int | None = 1,
 ) -> Tensor:
-    """``skip1 + skip2 + sum over j of scales[i, j] * (rows[map[i + j * rows]] + bias[expert[i, j]])`` for each row i."""
-    operator = "npu_moe_finalize_routing"
-    if drop_pad_mode:
-        refuse(operator, f"drop_pad_mode={drop_pad_mode}", "0")
-    if bias is not None and export_for_source_row is None:
-        refuse(operator, "a bias without export_for_source_row", "both, or neither")
-    each = scales.shape[1] if scales is not None else int(k or 1)
-    places = expanded_src_to_dst_row.long().view(each, -1).t()
-    parts = wide(expanded_permuted_rows)[places]
-    if bias is not None and export_for_source_row is not None:
-        parts = parts + wide(bias)[export_for_source_row.long()]
-    if scales is not None:
-        parts = parts * wide(scales).unsqueeze(-1)
-    out = parts.sum(1)
-    for skip in (skip1, skip2):
-        out = out if skip is None else out + wide(skip)
-    return out.to(expanded_permuted_rows.dtype)
+    """skip1 + skip2 + the sum over a row's choices of scale * (expert's row + expert's bias), (rows, H).
 
-
-# -- training: permute and unpermute -------------------------------------------------------------------------------------------
-
-
-def _check_padded(operator: str, padded_mode: bool, restore_shape: Any = None) -> None:
-    if padded_mode or restore_shape:
-        refuse(operator, f"padded_mode={padded_mode}, restore_shape={restore_shape}", "False and None, all that is documented")
-
-
-def npu_moe_token_permute(
-    tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Tokens sorted by expert, and the place of each token's choice among them (int32).
-
-    Args:
-        tokens: (T, H). indices: (T, k) or (T,) experts.
-        num_out_tokens: rows that are kept; None or 0 for all, below 0 counted from the end.
+    Raises:
+        ValueError: what the page does not allow.
     """
-    operator = "npu_moe_token_permute"
-    _check_padded(operator, padded_mode)
-    check_floats(operator, tokens=tokens)
-    if tokens.dim() != 2 or indices.dim() not in (1, 2) or indices.shape[0] != tokens.shape[0]:
-        refuse(operator, f"tokens {tuple(tokens.shape)} and indices {tuple(indices.shape)}", "(T, H) and (T, k) or (T,)")
-    k = indices.shape[1] if indices.dim() == 2 else 1
-    order = torch.sort(indices.flatten(), stable=True).indices
-    places = torch.empty_like(order)
-    places[order] = torch.arange(order.numel())
-    return tokens[order // k][: num_out_tokens or None], places.int()
-
-
-def npu_moe_token_permute_grad(
-    tokens: Tensor, grad_permuted_tokens: Tensor, indices: Tensor, sorted_indices: Tensor, padded_mode: bool = False
-) -> Tensor:
-    """Gradient of the tokens."""
-    k = indices.shape[1] if indices.dim() == 2 else 1
-    return npu_moe_token_permute_grad_v2(grad_permuted_tokens, sorted_indices, tokens.shape[0], tokens.dtype, k, padded_mode)
-
-
-def npu_moe_token_permute_grad_v2(
-    grad_permuted_tokens: Tensor,
-    sorted_indices: Tensor,
-    tokens_size_0: int,
-    tokens_dtype: Any,
-    num_topK: int,
-    padded_mode: bool = False,
-) -> Tensor:
-    """`npu_moe_token_permute_grad` by sizes: the sum of what came of each token."""
-    places = sorted_indices.long()
-    kept = places < grad_permuted_tokens.shape[0]
-    parts = wide(grad_permuted_tokens)[places.clamp_max(max(grad_permuted_tokens.shape[0] - 1, 0))]
-    parts = parts * kept.unsqueeze(-1)
-    return parts.view(tokens_size_0, num_topK, -1).sum(1).to(grad_permuted_tokens.dtype)
-
-
-def _unpermuted(permuted: Tensor, places: Tensor, probs: Tensor | None) -> Tensor:
-    k = 1 if probs is None else probs.shape[1]
-    kept = places < permuted.shape[0]
-    parts = permuted[places.clamp_max(permuted.shape[0] - 1)] * kept.unsqueeze(-1)
-    parts = parts.view(-1, k, permuted.shape[1])
-    return (parts if probs is None else parts * probs.unsqueeze(-1)).sum(1)
-
-
-def npu_moe_token_unpermute(
-    permuted_tokens: Tensor,
-    sorted_indices: Tensor,
-    probs: Tensor | None = None,
-    padded_mode: bool = False,
-    restore_shape: Sequence[int] | None = None,
-) -> Tensor:
-    """Tokens in their first order: the sum over a token's choices, weighted by probs (T, k) if they are given."""
-    operator = "npu_moe_token_unpermute"
-    _check_padded(operator, padded_mode, restore_shape)
-    check_floats(operator, permuted_tokens=permuted_tokens, probs=probs)
-    weights = None if probs is None else wide(probs)
-    return _unpermuted(wide(permuted_tokens), sorted_indices.long(), weights).to(permuted_tokens.dtype)
-
-
-def _npu_moe_token_unpermute(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """`npu_moe_token_unpermute`, and the permuted tokens for the backward pass."""
-    permuted = args[0] if args else kwargs["permuted_tokens"]
-    return npu_moe_token_unpermute(*args, **kwargs), permuted.clone()
-
-
-def npu_moe_token_unpermute_grad(
-    permuted_tokens: Tensor,
-    grad_unpermuted_tokens: Tensor,
-    sorted_indices: Tensor,
-    probs: Tensor | None = None,
-    padded_mode: bool = False,
-    restore_shape: Sequence[int] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the permuted tokens and of probs (empty without them)."""
-    places, grad = sorted_indices.long(), wide(grad_unpermuted_tokens)
-    inputs = [wide(permuted_tokens)] if probs is None else [wide(permuted_tokens), wide(probs)]
-    found = derivative(lambda tokens, weights=None: _unpermuted(tokens, places, weights), inputs, grad)
-    of_probs = torch.empty(0, dtype=permuted_tokens.dtype) if probs is None else found[1].to(probs.dtype)
-    return found[0].to(permuted_tokens.dtype), of_probs
-
-
-def npu_moe_token_unpermute_grad_v2(
-    grad_unpermuted_tokens: Tensor,
-    sorted_indices: Tensor,
-    permuted_tokens_size_0: int,
-    permuted_tokens_dtype: Any,
-    probs: Tensor | None = None,
-    padded_mode: bool = False,
-    restore_shape: Sequence[int] | None = None,
-    permuted_tokens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`npu_moe_token_unpermute_grad` by sizes; the permuted tokens are needed for the gradient of probs only."""
-    if permuted_tokens is None:
-        if probs is not None:
-            refuse("npu_moe_token_unpermute_grad_v2", "probs without permuted_tokens", "both, for the gradient of probs")
-        permuted_tokens = torch.zeros(
-            permuted_tokens_size_0, grad_unpermuted_tokens.shape[1], dtype=grad_unpermuted_tokens.dtype
+    name = "npu_moe_finalize_routing"
+    mode = drop_pad_mode or 0
+    answers = expanded_permuted_rows
+    if mode not in (0, 1, 2, 3) or answers.dim() != (3 if mode in (1, 3) else 2):
+        refuse(
+            name,
+            f"rows of shape {tuple(answers.shape)} with drop_pad_mode={mode}",
+            "(pairs, H) with 0 and 2, (E, C, H) with 1 and 3",
         )
-    return npu_moe_token_unpermute_grad(permuted_tokens, grad_unpermuted_tokens, sorted_indices, probs)
+    if skip1 is None and skip2 is not None:
+        refuse(name, "skip2 without skip1", "skip2 beside it only")
+    if bias is not None and export_for_source_row is None:
+        refuse(name, "a bias without the experts of the rows", "both")
+    choices = scales.shape[1] if scales is not None else max(k or 1, 1)
+    places = expanded_src_to_dst_row.long()
+    if places.dim() != 1 or places.numel() % choices:
+        refuse(name, f"{places.numel()} pairs and {choices} choices of each row", "a multiple of the choices")
+    rows = places.numel() // choices
+    # By columns (all rows' first choices, then all second ones), or by rows.
+    places = places.view(rows, choices) if mode in (2, 3) else places.view(choices, rows).t()
+    flat = wide(answers.reshape(-1, answers.shape[-1]))
+    out = torch.zeros(rows, flat.shape[1], dtype=flat.dtype)
+    for skip in (skip1, skip2):
+        if skip is not None:
+            out = out + wide(skip)
+    for choice in range(choices):
+        place = places[:, choice]
+        picked = flat[place.clamp(min=0)] * (place >= 0).unsqueeze(1)
+        if bias is not None and export_for_source_row is not None:
+            picked = picked + wide(bias)[export_for_source_row[:, choice].long()]
+        out = out + (picked if scales is None else picked * wide(scales)[:, choice : choice + 1])
+    return out.to(answers.dtype)
 
 
-OPERATORS: Mapping[str, Callable[..., Any]] = {
-    f"npu::{function.__name__}": function
-    for function in (
-        npu_moe_init_routing,
-        npu_moe_init_routing_v2,
-        npu_moe_compute_expert_tokens,
-        npu_moe_finalize_routing,
-        npu_moe_token_permute,
-        npu_moe_token_permute_grad,
-        npu_moe_token_permute_grad_v2,
-        npu_moe_token_unpermute,
-        _npu_moe_token_unpermute,
-        npu_moe_token_unpermute_grad,
-        npu_moe_token_unpermute_grad_v2,
-    )
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "npu::npu_moe_init_routing": npu_moe_init_routing,
+    "npu::npu_moe_init_routing_v2": npu_moe_init_routing_v2,
+    "npu::npu_moe_compute_expert_tokens": npu_moe_compute_expert_tokens,
+    "npu::npu_moe_re_routing": npu_moe_re_routing,
+    "npu::npu_moe_finalize_routing": npu_moe_finalize_routing,
 }
