@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, Literal, TextIO, cast
 
 from portable.errors import ConfigurationError
-from portable.provenance import notice
+from portable.provenance import execution, notice
 from portable.selection import active
 
 
@@ -26,7 +28,7 @@ def profile(
     file: TextIO | None = None,
     **kwargs: Any,
 ) -> Iterator[Any]:
-    """Profile a block: write a Chrome trace and print the operators that took longest.
+    """Profile a block: write a Chrome trace, labelled with backend and `execution`, and print what took longest.
 
     Args:
         trace: where the trace goes (open it in Perfetto or chrome://tracing); None writes none. It is written to a temporary
@@ -95,9 +97,41 @@ def _export(session: Any, target: Path) -> None:
                 f"a trace was to be written to {target}, but the vendor's profiler wrote none (it has printed why). "
                 "Profile at least one operator on the device, or pass trace=None."
             )
+        _label(partial, {"backend": active().spec.name, "execution": execution()})
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _label(trace: Path, labels: dict[str, str]) -> None:
+    """Write labels into a trace: as keys of the object that it is, or as a first metadata event if it is a list of events.
+
+    The file may be large, so its text is copied and not parsed. (``add_metadata`` of torch.profiler has no effect between
+    the recorded steps of a schedule.)
+    """
+    labelled = trace.with_name(f".label{trace.name}")
+    try:
+        with _opened(trace, "rb") as source, _opened(labelled, "wb") as sink:
+            head, following = _next(source), _next(source)
+            event = json.dumps({"ph": "M", "name": "portable", "pid": 0, "args": labels})
+            added = {b"{": json.dumps(labels)[1:-1], b"[": event}.get(head, "").encode()
+            sink.write(head + added + (b",\n" if added and following not in (b"}", b"]") else b"") + following)
+            shutil.copyfileobj(source, sink)
+        labelled.replace(trace)
+    finally:
+        labelled.unlink(missing_ok=True)
+
+
+def _opened(path: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path, mode)) if path.suffix == ".gz" else path.open(mode)
+
+
+def _next(source: IO[bytes]) -> bytes:
+    """The next byte that is not white space, empty at the end."""
+    byte = source.read(1)
+    while byte.isspace():
+        byte = source.read(1)
+    return byte
 
 
 def _table(session: Any, sort_by: str | None, rows: int) -> str:

@@ -7,13 +7,15 @@ priority. The choice is made at the first call that needs it and holds for the p
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 from portable import plugins
 from portable.backend import Backend
 from portable.errors import BackendNotFound, BackendUnavailable, ConfigurationError, PluginError
-from portable.spec import Availability
+from portable.spec import Availability, Execution
 
 VARIABLE = "PORTABLE_BACKEND"
 AUTO = "auto"
@@ -61,18 +63,33 @@ def find(name: str, asked_by: str = "") -> Backend:
 
 
 def availability(backend: Backend) -> Availability:
-    """Whether a backend can run here; asked once per process, and never raises."""
+    """Whether a backend can run here; never raises. Asked once per process, and again when its device was emulated since."""
     name = backend.spec.name
     with _lock:
-        if name not in _availability:
+        if name not in _availability or (_made(backend) and not _availability[name].available):
             found = plugins.registry()
             provider = found.providers.get(name, name)
             answer = found.guarded(provider, "probe", backend.probe, _failed_probe)
             if not isinstance(answer, Availability):
                 error = PluginError(f"probe() of {provider} returned {answer!r}, not an Availability (portable.spec)")
                 answer = _failed_probe(found.report(provider, "probe", error))
+            elif answer.execution not in get_args(Execution):
+                known = ", ".join(get_args(Execution))
+                error = PluginError(f"probe() of {provider} answered execution={answer.execution!r}, which is none of {known}")
+                answer = _failed_probe(found.report(provider, "probe", error))
             _availability[name] = answer
-        return _availability[name]
+        answer, made = _availability[name], _made(backend)  # the probe itself may have made the device
+        return replace(answer, execution=made) if made else answer
+
+
+def _made(backend: Backend) -> Execution | None:
+    """How `portable.rehearsal` made this process's devices of the backend's type, None if it did not.
+
+    Whatever a probe says, and through whichever backend they are reached: what is emulated cannot pass for hardware.
+    """
+    session = sys.modules.get("portable.rehearsal.session")
+    current = session.current() if session is not None and hasattr(session, "current") else None
+    return current.execution if current is not None and current.profile.device_type == backend.spec.device_type else None
 
 
 def _failed_probe(problem: plugins.Problem) -> Availability:

@@ -46,6 +46,44 @@ def test_trace_can_be_compressed(on_cpu, tmp_path, out):
     assert "aten::mm" in names(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()).decode())
 
 
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (' {\n "traceEvents": [], "a": "{"}', {"backend": "cpu", "execution": "hardware", "traceEvents": [], "a": "{"}),
+        ("{ }", {"backend": "cpu", "execution": "hardware"}),
+        ('[ {"ph": "X"}]\n', ["label", {"ph": "X"}]),
+        ("[]", ["label"]),
+    ],
+)
+def test_a_trace_says_what_its_times_come_from(on_cpu, tmp_path, out, monkeypatch, name, written, expected):
+    """Whether a profiler writes an object (torch.profiler) or a list of events (torch_npu's)."""
+
+    def export(self: object, path: str) -> None:
+        Path(path).write_bytes(gzip.compress(written.encode()) if path.endswith(".gz") else written.encode())
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", export)
+    with pt.profile(tmp_path / name, file=out):
+        work()
+    raw = (tmp_path / name).read_bytes()
+    label = {"ph": "M", "name": "portable", "pid": 0, "args": {"backend": "cpu", "execution": "hardware"}}
+    found = json.loads(gzip.decompress(raw) if name.endswith(".gz") else raw)
+    assert found == ([label if part == "label" else part for part in expected] if isinstance(expected, list) else expected)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_trace_of_a_schedule_is_labelled(plugged, tmp_path, out):
+    plugged(fakes.Fake())
+    pt.use("fake")
+    with pt.profile(tmp_path / "trace.json", file=out, schedule=schedule(wait=1, warmup=1, active=1, repeat=1)) as session:
+        for _ in range(4):
+            work()
+            session.step()
+    found = json.loads((tmp_path / "trace.json").read_text())
+    assert (found["backend"], found["execution"]) == ("fake", "emulated") and found["traceEvents"]
+    assert "execution: emulated; emulated on CPU" in out.getvalue()
+
+
 def test_table_and_its_rows(on_cpu, out):
     with pt.profile(None, rows=1, file=out, sort_by="self_cpu_time_total"):
         for _ in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import fakes
 import pytest
@@ -308,3 +309,49 @@ def test_a_device_that_was_checked_for_one_backend_is_checked_again_for_another(
         assert devices.ordinal(torch.device("cuda", 3)) == 3, "the memory is what answers"
         with pt.use("cpu"), pytest.raises(pt.ConfigurationError):
             devices.ordinal(torch.device("cuda", 3))
+
+
+# -- what numbers come from --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A process whose devices of type fpga were made by portable.rehearsal."""
+    import portable.rehearsal.session as session
+
+    made = SimpleNamespace(execution="emulated", profile=SimpleNamespace(device_type="fpga"))
+    monkeypatch.setattr(session, "_current", made)
+    return "fpga"
+
+
+def test_a_probe_cannot_pass_an_emulated_device_for_hardware(plugged, rehearsed):
+    claims = Availability(True, "2 devices", device_count=2, execution="hardware")
+    plugged(fakes.Fake(answer=claims), fakes.Fake(fakes.spec("other", device_type="xla"), answer=claims))
+    found = pt.backends()
+    assert {name: answer.execution for name, answer in found.items()} == {
+        "fake": "emulated", "other": "hardware", "cpu": "hardware",
+    }  # fmt: skip
+    for name in found:
+        with pt.use(name):
+            assert pt.execution() == found[name].execution
+
+
+def test_a_backend_is_asked_again_when_its_device_has_been_emulated(plugged, monkeypatch):
+    import portable.rehearsal.session as session
+
+    fake = fakes.Fake(answer=ABSENT)
+    plugged(fake)
+    monkeypatch.setattr(session, "_current", None)
+    assert pt.backends()["fake"] == ABSENT
+    fake.answer = Availability(True, "1 device", device_count=1)
+    assert pt.backends()["fake"] == ABSENT, "asked once, as long as nothing was emulated"
+    made = SimpleNamespace(execution="emulated", profile=SimpleNamespace(device_type="fpga"))
+    monkeypatch.setattr(session, "_current", made)
+    assert pt.use("fake").backend is fake and pt.execution() == "emulated"
+
+
+def test_an_execution_that_does_not_exist_is_the_plugins_fault(plugged):
+    plugged(fakes.Fake(answer=Availability(True, "1 device", device_count=1, execution="real")))  # type: ignore[arg-type]
+    found = pt.backends()["fake"]
+    assert not found.available
+    assert states(found.reason, "execution='real'", "hardware", "vendor-package-on-host", "emulated")

@@ -117,7 +117,8 @@ class AscendBackend(Backend):
         if host_acl.active():
             from torch import profiler
 
-            kwargs.setdefault("activities", [profiler.ProfilerActivity.CPU])
+            kwargs["activities"] = [profiler.ProfilerActivity.CPU]  # those asked for may be torch_npu's own
+            kwargs.pop("experimental_config", None)  # torch_npu's: what CANN is to collect
             return super().profiler(**kwargs)
         import torch_npu
 
