@@ -2,7 +2,7 @@
 
     python benchmarks/rehearse_startup.py                      # Trainium; --ascend too, where torch_npu is at hand
 
-Each sample is a process of its own; the variants take turns. Wall time grows when others use the cores, processor time does not.
+Each sample is a process of its own; the variants take turns. Wall time grows when others use the cores, processor time not.
 """
 
 from __future__ import annotations
