@@ -24,6 +24,8 @@ from portable.support import Support, bind
 if TYPE_CHECKING:
     import torch
 
+    from portable.attn.path import Path
+    from portable.attn.request import Request
     from portable.rehearsal import Profile, Rehearsal
     from portable.rehearse.costs import Costs
 
@@ -199,6 +201,12 @@ class Backend:
     def costs(self) -> Costs | None:
         """What the findings of a rehearsal cost on these devices, in words; None for words that hold for any device."""
         return None
+
+    def attention_paths(self, request: Request) -> Sequence[Path]:
+        """Ways of computing attention on a device of the request's generation, the best first (see `portable.attn.path`)."""
+        from portable.attn import common
+
+        return common.BLOCKWISE, common.MATH
 
     def profiler(self, **kwargs: Any) -> Any:
         """A profiler with the activities of this backend: ``torch.profiler.profile`` or the vendor's own."""

@@ -6,10 +6,10 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,10 @@ from portable.spec import Availability, Generation
 from portable.support import Support
 from portable_cpu import host, table
 from portable_cpu.facts import GENERATIONS, SPEC
+
+if TYPE_CHECKING:
+    from portable.attn.path import Path as AttentionPath
+    from portable.attn.request import Request
 
 # First match wins: capability of torch.cpu.get_capabilities to the generation it means.
 _BY_CAPABILITY = (
@@ -59,6 +63,11 @@ class CpuBackend(Backend):
 
     def total_memory(self, index: int = 0) -> int:
         return host.machine_memory()[1]
+
+    def attention_paths(self, request: Request) -> Sequence[AttentionPath]:
+        from portable_cpu.attention import PATHS
+
+        return PATHS
 
     def compile_problem(self) -> str | None:
         """TorchInductor needs a C++ compiler and Python's header files (torch/_inductor/cpp_builder.py).
