@@ -42,6 +42,12 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "profiling": ("profile",),
     "provenance": ("execution",),
     "compat": ("cuda_compat",),
+    "attn.api": ("attention",),
+    "attn.explain": ("explain_attention",),
+    "attn.masks": (
+        "ALiBi", "Causal", "CausalBottomRight", "Document", "Mask", "Padding", "PrefixLM", "SlidingWindow", "alibi_slopes",
+    ),
+    "attn.policy": ("attention_policy",),
     "errors": (
         "BackendNotFound", "BackendUnavailable", "ConfigurationError", "DeviceIndexError", "PluginError", "PortableError",
         "UnsupportedError",
@@ -94,6 +100,42 @@ if TYPE_CHECKING:
     )
     from portable.amp import (
         custom_fwd as custom_fwd,
+    )
+    from portable.attn.api import (
+        attention as attention,
+    )
+    from portable.attn.explain import (
+        explain_attention as explain_attention,
+    )
+    from portable.attn.masks import (
+        ALiBi as ALiBi,
+    )
+    from portable.attn.masks import (
+        Causal as Causal,
+    )
+    from portable.attn.masks import (
+        CausalBottomRight as CausalBottomRight,
+    )
+    from portable.attn.masks import (
+        Document as Document,
+    )
+    from portable.attn.masks import (
+        Mask as Mask,
+    )
+    from portable.attn.masks import (
+        Padding as Padding,
+    )
+    from portable.attn.masks import (
+        PrefixLM as PrefixLM,
+    )
+    from portable.attn.masks import (
+        SlidingWindow as SlidingWindow,
+    )
+    from portable.attn.masks import (
+        alibi_slopes as alibi_slopes,
+    )
+    from portable.attn.policy import (
+        attention_policy as attention_policy,
     )
     from portable.compat import (
         cuda_compat as cuda_compat,

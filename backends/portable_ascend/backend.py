@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from portable_ascend.facts import SPEC, generation_of
 from portable_ascend.surface import SURFACE
 
 if TYPE_CHECKING:
+    from portable.attn.path import Path as AttentionPath
+    from portable.attn.request import Request
     from portable.rehearsal import Profile, Rehearsal
 
 _MONITOR = unsupported("torch.npu has only utilization()", "run npu-smi info beside the program")
@@ -76,6 +78,11 @@ class AscendBackend(Backend):
     @property
     def costs(self) -> Costs:
         return COSTS
+
+    def attention_paths(self, request: Request) -> Sequence[AttentionPath]:
+        from portable_ascend.attention import PATHS
+
+        return PATHS
 
     def support_changes(self) -> Mapping[str, Support]:
         return {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +21,11 @@ _AMD_DRIVER = Path("/dev/kfd")
 # PyTorch's own switch: ask the driver's management library instead of starting CUDA, so that a later fork still works
 # (torch.cuda.is_available documentation).
 _GENTLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+if TYPE_CHECKING:
+    from portable.attn.path import Path as AttentionPath
+    from portable.attn.request import Request
 
 
 class CudaBackend(Backend):
@@ -47,6 +53,11 @@ class CudaBackend(Backend):
             return Availability(False, f"a ROCm build, but {found}", "install the amdgpu driver and check rocminfo")
         found = "a driver but no device" if _DRIVER.exists() else "no NVIDIA driver"
         return Availability(False, f"a CUDA {torch.version.cuda} build, but {found} on this machine", "check nvidia-smi")
+
+    def attention_paths(self, request: Request) -> Sequence[AttentionPath]:
+        from portable_cuda.attention import PATHS
+
+        return PATHS
 
     def support_changes(self) -> Mapping[str, Support]:
         return {function.name: native(function.name) for function in FUNCTIONS}

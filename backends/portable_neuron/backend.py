@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,8 @@ from portable_neuron.facts import GENERATIONS, SPEC
 from portable_neuron.surface import SURFACE
 
 if TYPE_CHECKING:
+    from portable.attn.path import Path as AttentionPath
+    from portable.attn.request import Request
     from portable.rehearsal import Profile, Rehearsal
 
 _GRAPHS = unsupported("Neuron has no counterpart of CUDA graphs", "use pt.compile(model): it compiles whole graphs")
@@ -121,6 +123,11 @@ class NeuronBackend(Backend):
             return Availability(False, why, "check with neuron-ls that no other process holds the cores")
         count = int(module.device_count())
         return Availability(True, f"{count} logical NeuronCore{'s' if count > 1 else ''}", device_count=count)
+
+    def attention_paths(self, request: Request) -> Sequence[AttentionPath]:
+        from portable_neuron.attention import PATHS
+
+        return PATHS
 
     def support_changes(self) -> Mapping[str, Support]:
         return {

@@ -15,6 +15,7 @@ from portable.attn.path import Answer, Arguments, Fit
 from portable.attn.policy import note_math
 from portable.attn.request import MaskTraits, Request
 from portable.attn.select import choose
+from portable.backend import Backend
 from portable.errors import ConfigurationError
 from portable.selection import active
 
@@ -56,18 +57,8 @@ def attention(
     Raises:
         ConfigurationError: arguments that do not fit each other; the path asked for cannot serve the call.
     """
-    if layout == "bshd":
-        query, key, value = (t.transpose(-2, -3) for t in (query, key, value))
-    elif layout != "bhsd":
-        raise ConfigurationError(f"layout={layout!r} was asked for. Use 'bhsd' or 'bshd'.")
     dims = query.dim()
-    _check(query, key, value, dropout_p, scale, enable_gqa)
-    if dims == 3:
-        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-    rule = _canonical(mask, query, key)
-    arguments = Arguments(
-        query, key, value, rule, dropout_p, 1 / math.sqrt(query.shape[-1] or 1) if scale is None else scale, return_lse
-    )
+    arguments = _arguments(query, key, value, mask, dropout_p, scale, layout, enable_gqa, return_lse)
     fit = _fit(arguments, dims, path)
     if not fit.path.fused and path is None:
         note_math(fit)
@@ -79,12 +70,53 @@ def attention(
     return (out, sums) if return_lse else out
 
 
+def request_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    layout: Layout = "bhsd",
+    enable_gqa: bool | None = None,
+    path: str | None = None,
+    return_lse: bool = False,
+) -> tuple[Request, Backend]:
+    """The request that a call of `attention` makes, and the backend that serves it."""
+    arguments = _arguments(query, key, value, mask, dropout_p, scale, layout, enable_gqa, return_lse)
+    backend = _backend_of(query.device)
+    return _request(arguments, query.dim(), _generation(backend, query.device)), backend
+
+
 # -- from tensors to a request -------------------------------------------------------------------------------------------------
 
 
-def _check(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None, enable_gqa: bool | None
-) -> None:
+def _arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+    layout: Layout,
+    enable_gqa: bool | None,
+    return_lse: bool,
+) -> Arguments:
+    """The arguments, checked, in the order (batch, heads, length, head_dim)."""
+    if layout == "bshd":
+        query, key, value = (t.transpose(-2, -3) for t in (query, key, value))
+    elif layout != "bhsd":
+        raise ConfigurationError(f"layout={layout!r} was asked for. Use 'bhsd' or 'bshd'.")
+    _check(query, key, value, dropout_p, scale, enable_gqa)
+    if query.dim() == 3:
+        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+    rule = canonical(mask, query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    factor = 1 / math.sqrt(query.shape[-1] or 1) if scale is None else float(scale)
+    return Arguments(query, key, value, rule, dropout_p, factor, return_lse)
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None, enable_gqa: bool | None) -> None:
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if query.dim() not in (3, 4) or not query.dim() == key.dim() == value.dim():
         raise ConfigurationError(
@@ -118,10 +150,6 @@ def _check(
         raise ConfigurationError(f"attention was given scale={scale}. Give a finite number, or None for 1 / sqrt(head_dim).")
 
 
-def _canonical(mask: Mask | Tensor | None, query: Tensor, key: Tensor) -> Canonical:
-    return canonical(mask, query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-
-
 def traits(mask: Canonical, grad: bool = False) -> MaskTraits:
     """What a path may ask of a mask."""
     bias = mask.slopes is not None or mask.additive is not None
@@ -140,6 +168,7 @@ def traits(mask: Canonical, grad: bool = False) -> MaskTraits:
         (mask.dense is not None or mask.additive is not None)
         and sum(t is not None for t in mask.tensors) == 1
         and not mask.banded,
+        all(t is None or t.dim() < 3 or t.shape[-3] == 1 for t in (mask.dense, mask.additive)) and mask.slopes is None,
         _may_be_empty(mask),
     )
 
@@ -176,7 +205,7 @@ def _request(a: Arguments, dims: int, generation: str) -> Request:
     )
 
 
-def _backend_of(device: torch.device) -> Any:
+def _backend_of(device: torch.device) -> Backend:
     chosen = active()
     if chosen.spec.device_type == device.type:
         return chosen
@@ -188,7 +217,18 @@ def _backend_of(device: torch.device) -> Any:
 
 def _fit(a: Arguments, dims: int, path: str | None) -> Fit:
     backend = _backend_of(a.query.device)
-    return choose(_request(a, dims, ""), backend, path)
+    return choose(_request(a, dims, _generation(backend, a.query.device)), backend, path)
+
+
+def _generation(backend: Backend, device: torch.device) -> str:
+    key = (backend.spec.name, device.index or 0)
+    if key not in _generations:
+        found = backend.generation(device.index or 0)
+        _generations[key] = found.name if found else ""
+    return _generations[key]
+
+
+_generations: dict[tuple[str, int], str] = {}
 
 
 __all__ = ["Answer", "attention", "traits"]

@@ -72,9 +72,7 @@ def _blocks(query: Tensor, key: Tensor, mask: Canonical) -> Iterator[tuple[slice
 class _Block:
     """One block: its scores as (sequences, key heads, groups, rows, columns), and what is done to them."""
 
-    def __init__(
-        self, call: Call, query: Tensor, key: Tensor, place: tuple[slice, slice, slice, slice], number: int
-    ) -> None:
+    def __init__(self, call: Call, query: Tensor, key: Tensor, place: tuple[slice, slice, slice, slice], number: int) -> None:
         self.call, self.number = call, number
         self.batch, self.heads, self.rows, self.columns = place
         self.groups = query.shape[1] // key.shape[1]

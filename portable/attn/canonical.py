@@ -114,7 +114,7 @@ class Canonical:
         rows = torch.arange(start, stop, device=device).view(-1, 1)
         columns = torch.arange(first, last, device=device).view(1, -1)
         found: Tensor | None = None
-        if start + self.low > first - 0 and self.low > -ANY or stop - 1 + self.low > first:
+        if (start + self.low > first - 0 and self.low > -ANY) or stop - 1 + self.low > first:
             found = columns - rows >= self.low
         if start + self.high < last - 1:
             found = _both(found, columns - rows <= self.high)
@@ -162,7 +162,9 @@ def _band_words(mask: Canonical) -> str:
             return "causal"
         if mask.high == shift:
             return "causal (bottom right)"
-    return f"window of column - row from {'any' if mask.low == -ANY else mask.low} to {'any' if mask.high == ANY else mask.high}"
+    return (
+        f"window of column - row from {'any' if mask.low == -ANY else mask.low} to {'any' if mask.high == ANY else mask.high}"
+    )
 
 
 @dataclass
@@ -268,7 +270,7 @@ def canonical(mask: Mask | Tensor | None, batch: int, heads: int, queries: int, 
     return builder.found
 
 
-# -- tensors that are a specification --------------------------------------------------------------------------------------------
+# -- tensors that are a specification ------------------------------------------------------------------------------------------
 
 _SEEN_LIMIT = 64
 _seen: OrderedDict[int, tuple[Any, int, Mask | None]] = OrderedDict()

@@ -76,7 +76,6 @@ def _math(a: Arguments) -> Answer:
         return sdpa(a)
 
 
-
 MATH = Path(
     "math",
     "PyTorch's decomposition: all scores in memory, twice",

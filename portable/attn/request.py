@@ -23,6 +23,7 @@ class MaskTraits:
         bias: it adds numbers to the scores.
         learned: gradients of the bias are wanted.
         dense: a tensor was given, broadcast to (batch, heads) of these sizes.
+        same_for_heads: it is the same for all heads.
         empty_rows: rows may be masked throughout.
     """
 
@@ -36,6 +37,7 @@ class MaskTraits:
     bias: bool = False
     learned: bool = False
     dense: bool = False
+    same_for_heads: bool = True
     empty_rows: bool = False
 
 
