@@ -93,6 +93,58 @@ def info(
         raise typer.Exit(1)
 
 
+explain_app = typer.Typer(
+    no_args_is_help=True, help="Say what would be chosen on a device, and why; the device need not be here."
+)
+app.add_typer(explain_app, name="explain")
+
+
+@explain_app.command("attention")
+def explain_attention(
+    shape: Annotated[str, typer.Option(help="Query: batch,heads,length,head_dim.")] = "1,8,2048,64",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32, fp64.")] = "bf16",
+    mask: Annotated[
+        str,
+        typer.Option(help="none, causal, bottom-right, window:LEFT,RIGHT, prefix:N, padding, boolean, additive, alibi."),
+    ] = "none",
+    dropout: Annotated[float, typer.Option(help="Rate.", min=0, max=1)] = 0.0,
+    backend: Annotated[str | None, typer.Option(help="cpu, cuda, ascend, neuron (default: the one in use).")] = None,
+    generation: Annotated[str | None, typer.Option(help="sm_80 or 8.0, Ascend910B2, trn2, ...")] = None,
+    key_heads: Annotated[int | None, typer.Option(help="Fewer than query heads: grouped-query attention.")] = None,
+    keys: Annotated[int | None, typer.Option(help="Length of key and value.")] = None,
+    value_dim: Annotated[int | None, typer.Option(help="head_dim of value.")] = None,
+    train: Annotated[bool, typer.Option("--train", help="A backward pass follows.")] = False,
+    dims: Annotated[int, typer.Option(help="Dimensions of the inputs.", min=3, max=4)] = 4,
+    strided: Annotated[bool, typer.Option("--strided", help="The last dimension is not contiguous.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Which attention path serves a call, and why the others do not."""
+    from portable.errors import PortableError
+
+    try:
+        from portable._loading import ensure_torch
+
+        ensure_torch()
+        from portable import selection
+        from portable.attn.explain import by_words
+
+        found = by_words(
+            selection.find(backend) if backend else selection.active(), shape, dtype, mask, dropout, generation,
+            key_heads=key_heads, keys=keys, value_dim=value_dim, grad=train, dims=dims, dense_last=not strided,
+        )  # fmt: skip
+    except PortableError as error:
+        print(f"portable explain attention: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if as_json:
+        import json
+
+        print(json.dumps(found.as_dict(), indent=2))
+        return
+    from rich.console import Console
+
+    Console().print(found.table())
+
+
 class _Run(TyperCommand):
     """As in python itself, what follows ``-m MODULE`` belongs to the module, options too."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from portable.attn import common
-from portable.attn.adaptations import ADDITIVE, BOOLEAN, PAD_VALUE, REPEAT_HEADS, pad_head_dim
+from portable.attn.adaptations import ADDITIVE, BOOLEAN, GUARD_ROWS, PAD_VALUE, REPEAT_HEADS, pad_head_dim
 from portable.attn.path import Answer, Arguments, Path, constraint
 from portable.attn.request import Request
 
@@ -102,7 +102,11 @@ EFFICIENT = Path(
             lambda r: r.mask.boolean and not (r.mask.trivial or r.mask.causal or r.mask.dense), "the mask is no tensor", BOOLEAN
         ),
         constraint(lambda r: r.mask.bias and r.mask.kind != "additive tensor", "mask and bias are not one tensor", ADDITIVE),
-        constraint(lambda r: r.mask.empty_rows, "rows that see no key are not zeros in it"),
+        constraint(
+            lambda r: r.mask.empty_rows,
+            "rows that see no key are not zeros in it",
+            GUARD_ROWS,
+        ),
     ),
     _with(SDPBackend.EFFICIENT_ATTENTION),
     lambda r: r.batch * r.heads * r.queries * 4,

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from portable.attn.canonical import Canonical, boolean
 from portable.attn.path import Adaptation, Answer, Arguments, changed
 from portable.attn.request import MaskTraits, Request
 
@@ -102,8 +104,6 @@ def _dense_traits(traits: MaskTraits) -> MaskTraits:
 
 
 def _boolean_before(a: Arguments) -> Arguments:
-    from portable.attn.canonical import Canonical, boolean
-
     return replace(a, mask=Canonical(a.mask.queries, a.mask.keys, dense=boolean(a.mask, a.query.device)))
 
 
@@ -116,8 +116,6 @@ BOOLEAN = Adaptation(
 
 
 def _additive_before(a: Arguments) -> Arguments:
-    from portable.attn.canonical import Canonical
-
     mask = a.mask
     bias = mask.bias(0, mask.queries, 0, mask.keys, a.query.dtype)
     allowed = mask.to(a.query.device).allowed(0, mask.queries, 0, mask.keys)
@@ -133,4 +131,37 @@ ADDITIVE = Adaptation(
     lambda r: changed(r, mask=replace(_dense_traits(r.mask), kind="additive tensor")),
     lambda r: f"mask and bias are made one tensor: {_bytes(r.mask_bytes)}",
     _additive_before,
+)
+
+
+def _blind(mask: Canonical) -> Tensor:
+    """Which rows see no key, (B or 1, H or 1, Lq or 1, 1)."""
+    if mask.dense is not None:
+        found = ~mask.dense.any(-1, keepdim=True)
+    else:
+        assert mask.additive is not None
+        found = (mask.additive == float("-inf")).all(-1, keepdim=True)
+    while found.dim() < 4:
+        found = found.unsqueeze(0)
+    return found
+
+
+def _guard_before(a: Arguments) -> Arguments:
+    blind = _blind(a.mask)
+    if a.mask.dense is not None:
+        return replace(a, mask=replace(a.mask, dense=a.mask.dense | blind))
+    assert a.mask.additive is not None
+    return replace(a, mask=replace(a.mask, additive=a.mask.additive.masked_fill(blind, 0.0)))
+
+
+def _guard_after(given: Arguments, answer: Answer) -> Answer:
+    return answer[0].masked_fill(_blind(given.mask), 0.0), answer[1]
+
+
+GUARD_ROWS = Adaptation(
+    "guard empty rows",
+    lambda r: changed(r, mask=replace(r.mask, empty_rows=False)),
+    lambda r: "rows that see no key are let see all, and their answers set to zero",
+    _guard_before,
+    _guard_after,
 )

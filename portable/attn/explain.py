@@ -15,7 +15,7 @@ from portable.attn.request import Request
 from portable.attn.select import fits
 from portable.backend import Backend
 from portable.errors import ConfigurationError
-from portable.selection import active
+from portable.selection import active, availability
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -156,6 +156,40 @@ def declared_request(
         grad,
         dense_last,
     )
+
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
+def by_words(backend: Backend, shape: str, dtype: str, mask: str, dropout: float, generation: str | None, **more: Any
+             ) -> Explanation:  # fmt: skip
+    """An explanation from the command line's words.
+
+    Args:
+        shape: "batch,heads,length,head_dim".
+        dtype: "bf16" or "bfloat16" ...
+        generation: of the backend's table; "8.0" stands for "sm_80". That of the device here if it is left out.
+    """
+    try:
+        sizes = [int(part) for part in shape.split(",")]
+    except ValueError:
+        raise ConfigurationError(f"shape {shape!r} was given. Give four numbers: batch,heads,length,head_dim.") from None
+    name = _DTYPES.get(dtype.lower(), dtype.lower())
+    if name not in _DTYPES.values():
+        raise ConfigurationError(f"dtype {dtype!r} was given. Use one of {', '.join(_DTYPES)}.")
+    known = backend.spec.generations
+    wanted = generation or ""
+    if wanted and wanted not in known:
+        wanted = next((n for n in (f"sm_{wanted.replace('.', '')}", *known) if n in known and _same(n, wanted)), wanted)
+    if not wanted and availability(backend).available:
+        found = backend.generation()
+        wanted = found.name if found else ""
+    request = declared_request(sizes, name, mask, dropout, backend=backend, generation=wanted, **more)
+    return explain(request, backend)
+
+
+def _same(name: str, wanted: str) -> bool:
+    return name.lower() in (wanted.lower(), f"sm_{wanted.replace('.', '')}", f"ascend{wanted.lower()}")
 
 
 def _named(name: str, batch: int, heads: int, queries: int, keys: int) -> Mask | Tensor | None:
