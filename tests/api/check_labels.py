@@ -22,7 +22,7 @@ from portable.rehearsal import current
 from portable.rehearse import NOTICE, Result
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from gpt.display import Summary  # noqa: E402
+from gpt.display import Summary
 
 
 @pytest.fixture
