@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     rounds = parser.parse_args().rounds
     statement()
+    print(f"backend {pt.active().spec.name} (execution: {pt.execution()})\n")
     print(f"backend: {pt.active().spec.name}\n")
     rows = []
     for name, (mine, direct) in cases().items():

@@ -43,6 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     statement()
+    print(f"backend {pt.active().spec.name} (execution: {pt.execution()})\n")
     print(f"backend {pt.active().spec.name}, {options.threads} thread(s)\n")
     rows = []
     for name in pt.active().spec.optimizers:

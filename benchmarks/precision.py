@@ -39,7 +39,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     statement()
     generation = pt.generation()
-    print(f"backend {pt.active().spec.name}, generation {generation.title if generation else 'unknown'}")
+    title = generation.title if generation else "unknown"
+    print(f"backend {pt.active().spec.name} (execution: {pt.execution()}), generation {title}")
     print(f"policy: autocast {pt.precision_policy().autocast}: {pt.precision_policy().reason}\n")
     rows = []
     for size in options.sizes:

@@ -124,7 +124,7 @@ def main() -> None:
     found = interleaved({"by hand": plain, "portable": mine}, options.rounds, warmup=5)
     policy = pt.precision_policy().autocast or "float32"
     mode = "compiled" if options.compile else "eager"
-    print(f"backend {pt.active().spec.name}, {policy}, {mode}, {options.threads} thread(s)\n")
+    print(f"backend {pt.active().spec.name} (execution: {pt.execution()}), {policy}, {mode}, {options.threads} thread(s)\n")
     table(("step", "median ms", "p20", "p80"), [(name, *spread(sample, 1e-3, 2)) for name, sample in found.items()])
     print(f"ratio of medians: {found['portable'].median / found['by hand'].median:.4f}")
     print(f"last loss: portable {mine.loss:.6f}, by hand {plain.loss:.6f}")  # type: ignore[attr-defined]

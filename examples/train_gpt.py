@@ -180,7 +180,8 @@ def report(trainer: Trainer, out: Path, opening_text: str, sample: str) -> None:
             trainer.history,
             {"unigram entropy": summary.unigram_entropy, "bigram entropy": summary.bigram_entropy},
             summary.validation_loss,
-            f"Character GPT, {summary.parameters / 1e6:.1f} M parameters, {summary.seconds:.0f} s on {summary.backend}",
+            f"Character GPT, {summary.parameters / 1e6:.1f} M parameters, {summary.seconds:.0f} s on {summary.backend}"
+            + ("" if summary.execution == "hardware" else f" ({summary.execution})"),
         )
         written["picture"] = out / "loss.png"
     except ImportError:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import portable as pt
 from portable.compat.engine import cuda_compat
 from portable.spec import OptimizerSpec
+from portable.support import emulated
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -265,6 +266,22 @@ def test_subclasses_of_optimizers(mode: cuda_compat) -> None:
 
     assert type(Mine([nn.Parameter(X)], capturable=True)) is Mine
     assert set(changed(mode)) == {"AdamW(capturable=True)"}
+
+
+# --- streams and events that a function makes ---------------------------------------------------------------------------------
+
+
+def test_functions_in_the_place_of_classes_get_their_arguments(plugged: Callable[..., None]) -> None:
+    """A vendor's module may have functions named Stream and Event."""
+    table = {
+        "Stream": emulated(lambda device=None, priority=0: ("stream", str(device), priority), "a function"),
+        "Event": emulated(lambda enable_timing=False, blocking=False: ("event", enable_timing, blocking), "a function"),
+    }
+    plugged(fakes.Fake(fakes.spec(device_type="cpu"), table=table))
+    with pt.cuda_compat("fake"):
+        assert torch.cuda.Event(enable_timing=True) == torch.cuda.Event(True, False) == ("event", True, False)
+        assert torch.cuda.Stream("cuda:0", priority=-1) == torch.cuda.Stream(torch.device("cuda"), -1) == ("stream", "cpu", -1)
+        assert not isinstance(X, torch.cuda.Stream) and not isinstance(X, torch.cuda.Event)
 
 
 # --- profilers and settings -------------------------------------------------------------------------------------------------

@@ -288,6 +288,7 @@ def test_it_learns_more_than_characters_frequencies(finished: tuple[Path, str], 
     assert figures["validation_loss"] < unigram(training) - 0.4
     assert figures["tokens"] == STEPS * 16 * 16
     assert figures["steps"] == STEPS
+    assert (figures["backend"], figures["execution"]) == ("cpu", "hardware") and "execution" in printed
     assert f"{figures['validation_loss']:.3f} nats" in printed
     assert f"{figures['validation_loss'] / math.log(2):.3f} bits" in printed
     assert f"{unigram(training):.3f} nats" in printed

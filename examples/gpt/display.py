@@ -84,7 +84,7 @@ class Summary:
     bigram_entropy: float
     peak_memory_bytes: int
     backend: str
-    execution: str
+    execution: str  # "hardware", or how the device was made without it
     device: str
     threads: int
     python: str
@@ -148,5 +148,8 @@ class Summary:
         table.add_row("tokens", f"{self.tokens:,}", f"in {self.steps:,} steps; a token is a character")
         table.add_row("speed", f"{self.tokens_per_second:,.0f} /s", f"over {self.seconds:.0f} s, all included")
         table.add_row("peak memory", f"{self.peak_memory_bytes / 2**20:,.0f} MiB", "by pt.memory.max_allocated()")
+        table.add_row(
+            "execution", self.execution, "" if self.execution == "hardware" else "speed and memory are not the device's"
+        )
         table.add_row("device", self.backend, f"{self.device}, torch {self.torch}, CPU threads: {self.threads}")
         return table

@@ -75,9 +75,9 @@ def install(patches: Patches, target: Callable[[], Target]) -> None:
 
 
 def _class(name: str, found: Any, target: Callable[[], Target]) -> Any:
-    """The backend's class, its constructor's device translated; where it has none, a class that refuses to be made."""
+    """The backend's class, its constructor's device translated; or a class for the function that makes or refuses one."""
     construct = f"torch.cuda.{name}"
-    if not isinstance(found, type):
+    if getattr(found, "portable_unsupported", False):
         refused = _redirect(name, found, target)
         return type(name, (), {"__new__": lambda cls, *args, **kwargs: refused(), "__module__": "torch.cuda"})
 
@@ -90,7 +90,10 @@ def _class(name: str, found: Any, target: Callable[[], Target]) -> Any:
             kwargs["device"] = here.argument(kwargs["device"])
         return found(*args, **kwargs)
 
-    return stand_in(found, make)
+    if isinstance(found, type):
+        return stand_in(found, make)
+    # The vendor has a function that makes them; its streams and events are PyTorch's own then.
+    return stand_in(getattr(torch._C, name, None) or type(name, (), {}), make, name=name)
 
 
 def _ours(name: str) -> Any:

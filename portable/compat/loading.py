@@ -11,6 +11,7 @@ from torch import serialization
 
 from portable.compat.patching import Patches, stand_in
 from portable.compat.target import SOURCE, Target
+from portable.errors import UnsupportedError
 
 
 def install(patches: Patches, target: Callable[[], Target]) -> None:
@@ -55,7 +56,20 @@ def _generator(patches: Patches, target: Callable[[], Target]) -> None:
     original: Any = torch.Generator
 
     def make(device: Any = "cpu") -> Any:
-        return original(device=target().device(device, "torch.Generator"))
+        here = target()
+        found = here.device(device, "torch.Generator")
+        try:
+            return original(device=found)
+        except RuntimeError as error:  # NotImplementedError is one: what PyTorch raises for a device without generator objects
+            if found is device:
+                raise
+            here.note("no equivalent", "torch.Generator", "raised UnsupportedError")
+            raise UnsupportedError(
+                here.backend.spec.name,
+                f"torch.Generator(device={str(device)!r})",
+                f"PyTorch makes none for {here.kind} ({str(error).splitlines()[0]})",
+                "draw with torch.Generator() on the CPU and move the result: torch.randn(..., generator=g).to(device)",
+            ) from error
 
     made = stand_in(original, make)
     made.__module__ = "torch"  # where pickle finds it

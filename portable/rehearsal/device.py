@@ -245,6 +245,10 @@ class Device:
         if 0 <= moved <= given.untyped_storage().nbytes():
             # Over its own memory. Setting the storage would drop the only owner: `host` keeps the tensor, not its storage.
             given.as_strided_(host.shape, host.stride(), given.storage_offset() + moved // given.element_size())
+        elif 0 < given.storage_offset() * given.element_size() + host.nbytes <= given.untyped_storage().nbytes():
+            # An empty view with room behind it: PyTorch writes there, into what it is a view of (fft.fftfreq does so).
+            given.as_strided_(host.shape, host.stride())
+            self.host(given).copy_(host)
         else:
             torch.ops.aten.set_.source_Tensor.redispatch(_CPU_KEYS, given, self.put(host, self._index_of(given)))
 

@@ -11,7 +11,7 @@ import torch
 
 from portable.rehearsal.device import Device
 from portable.rehearsal.generator import Randomness
-from portable.rehearsal.queues import Event, Stream
+from portable.rehearsal.queues import classes
 
 
 class Functions:
@@ -21,6 +21,7 @@ class Functions:
         self._device = device
         self._random = randomness
         self._stream: Any = None
+        self.Stream, self.Event = classes(device.kind, self._index)
 
     def _index(self, device: Any) -> int:
         """Ordinal of a device argument; None is the current device."""
@@ -86,13 +87,7 @@ class Functions:
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return list(self._device.profile.autocast_dtypes.value)
 
-    # Streams and events: PyTorch's own, on a device that runs everything in order.
-
-    def Stream(self, device: Any = None, priority: int = 0) -> Stream:
-        return Stream(device=torch.device(self._device.kind, self._index(device)), priority=priority)
-
-    def Event(self, enable_timing: bool = False, blocking: bool = False) -> Event:
-        return Event(device=torch.device(self._device.kind), enable_timing=enable_timing)
+    # Streams and events, on a device that runs everything in order.
 
     def current_stream(self, device: Any = None) -> torch.Stream:
         return self._stream or self.default_stream(device)

@@ -6,6 +6,7 @@ PyTorch's own classes ask the device's C++ part for what a Python device cannot 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,11 +51,17 @@ class Event(torch.Event):
 
 
 class Stream(torch.Stream):
-    """``torch.Stream`` of one device type."""
+    """``torch.Stream`` of one device type.
+
+    Attributes:
+        event: class of the events that it makes.
+    """
+
+    event: type[Event] = Event
 
     def record_event(self, event: Any = None) -> Event:
         """Record an event, a new one unless it is given."""
-        found: Event = event if event is not None else Event(device=self.device)
+        found: Event = event if event is not None else self.event()
         found.record()
         return found
 
@@ -70,3 +77,22 @@ class Stream(torch.Stream):
 
     def synchronize(self) -> None:
         """Nothing is left to wait for."""
+
+
+def classes(kind: str, ordinal: Callable[[Any], int]) -> tuple[type[Stream], type[Event]]:
+    """``torch.<kind>.Stream`` and ``Event``, which take the arguments of torch.cuda's.
+
+    Args:
+        kind: the device type.
+        ordinal: what a device argument means; None is the current device.
+    """
+
+    def new_stream(cls: type[Stream], device: Any = None, priority: int = 0) -> Stream:
+        return Stream.__new__(cls, device=torch.device(kind, ordinal(device)), priority=priority)
+
+    def new_event(cls: type[Event], enable_timing: bool = False, blocking: bool = False) -> Event:
+        return Event.__new__(cls, torch.device(kind), enable_timing)
+
+    event = type("Event", (Event,), {"__new__": new_event, "__module__": f"torch.{kind}", "__doc__": Event.__doc__})
+    names = {"__new__": new_stream, "__module__": f"torch.{kind}", "__doc__": Stream.__doc__, "event": event}
+    return type("Stream", (Stream,), names), event

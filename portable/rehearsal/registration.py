@@ -10,6 +10,7 @@ import torch
 from portable.rehearsal import kernels
 from portable.rehearsal.allocation import Allocation
 from portable.rehearsal.device import Device
+from portable.rehearsal.observing import SYNCS
 from portable.rehearsal.schemas import makes_view, overload
 
 _KEY = "PrivateUse1"
@@ -102,7 +103,9 @@ def _taken_apart(table: kernels.KernelTable) -> list[Any]:
         generated = schema.overload_name.endswith("out") and _GENERIC[0] in generic
         own = {name[6:].partition(".")[0], kernels.base_name(operator)} & _COMPOSITE
         written = generic == [_GENERIC[0]] and torch.Tag.generated not in operator.tags
-        falls_apart = written and kernels.base_name(operator) not in _REFUSING and not table.has(operator)
+        # What waits for the device is counted by its own name, not by the ``item`` that it is made of.
+        whole = kernels.base_name(operator) in _REFUSING or kernels.base_name(operator) in SYNCS
+        falls_apart = written and not whole and not table.has(operator)
         if takes_tensor and not makes_view(operator) and not generated and not own and not falls_apart:
             found.append(operator)
     return found

@@ -22,6 +22,7 @@ _FUSED = (
 
 def install(device: Device) -> None:
     """Give the device these kernels."""
+    device.override(_aten.record_stream.default, lambda operator, args, kwargs: None)  # its memory is not handed out early
     device.override(_aten.native_dropout.default, _dropout)
     device.override(_aten.native_dropout_backward.default, _dropout_backward)
     if device.profile.refusals.value.scaler_with_fused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import EXECUTION
+from rich.console import Console
 from typer.testing import CliRunner
 
 import portable as pt
@@ -22,7 +24,7 @@ from portable.rehearsal import current
 from portable.rehearse import NOTICE, Result
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from gpt.display import Summary  # noqa: E402
+from gpt.display import Summary
 
 
 @pytest.fixture
@@ -83,8 +85,12 @@ def test_profile(name: str, execution: str, device: torch.device, tmp_path: Path
 def test_the_examples_figures(name: str, execution: str, tmp_path: Path) -> None:
     model = SimpleNamespace(parameter_count=lambda: 3)
     trainer: Any = SimpleNamespace(model=model, step=1, characters=2, elapsed=1.0)
-    Summary.of(trainer, (1.0, 10), 3.0, 2.0).write(tmp_path / "summary.json")
+    summary = Summary.of(trainer, (1.0, 10), 3.0, 2.0)
+    summary.write(tmp_path / "summary.json")
     found = json.loads((tmp_path / "summary.json").read_text())
+    shown = Console(width=200, file=io.StringIO())
+    shown.print(summary.table())
+    assert execution in shown.file.getvalue()  # type: ignore[attr-defined]
     assert (found["backend"], found["execution"]) == (name, execution)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
 import time
 from pathlib import Path
@@ -240,7 +239,7 @@ def test_deterministic_training_repeats(device: torch.device) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-# -- loaders and profiles ------------------------------------------------------------------------------------------------------
+# -- loaders ------------------------------------------------------------------------------------------------------
 
 
 def test_prefetch_brings_the_same_batches(device: torch.device) -> None:
@@ -249,17 +248,3 @@ def test_prefetch_brings_the_same_batches(device: torch.device) -> None:
     for (x, y), (a, b) in zip(found, batches(5), strict=True):
         assert x.device.type == y.device.type == device.type
         assert torch.equal(x.cpu(), a) and torch.equal(y.cpu(), b)
-
-
-def test_profile_writes_a_trace_and_says_how_it_ran(name: str, device: torch.device, tmp_path: Path, capsys: Any) -> None:
-    from conftest import EXECUTION
-
-    trace = tmp_path / "trace.json"
-    with pt.profile(trace=trace):
-        x = torch.ones(16, 16, device=device)
-        (x @ x).sum().item()
-    assert json.loads(trace.read_text())["traceEvents"]
-    printed = capsys.readouterr().out
-    assert "mm" in printed
-    if EXECUTION[name] != "hardware":
-        assert EXECUTION[name] in printed, "a profile of an emulated device must not be taken for one of hardware"

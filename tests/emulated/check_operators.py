@@ -59,3 +59,12 @@ def test_integer_products_write_to_their_targets(dev: torch.device) -> None:
     assert torch.mm(a, b, out=fresh).tolist() == right
     assert torch.ones(2, 2, dtype=torch.int64, device=dev).addmm_(a, b).tolist() == [[6, 2], [12, 4]]
     assert torch.addmm(a, a, b, beta=2, alpha=3).tolist() == [[17, 7], [39, 17]]
+
+
+def test_addr_differs_by_rounding_alone(dev: torch.device) -> None:
+    draw = torch.Generator().manual_seed(0)
+    m, a, b = torch.randn(5, 7, generator=draw), torch.randn(5, generator=draw), torch.randn(7, generator=draw)
+    found = torch.addr(m.to(dev), a.to(dev), b.to(dev), beta=0.3, alpha=0.7).cpu().double()
+    right = 0.3 * m.double() + 0.7 * torch.outer(a.double(), b.double())
+    # Three roundings of terms no larger than these, each of half a unit in the last place (2**-24).
+    assert ((found - right).abs() <= 3 * 2**-24 * (m.abs() + torch.outer(a, b).abs()).double()).all()

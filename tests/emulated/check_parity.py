@@ -309,6 +309,20 @@ def test_aliasing(dev: torch.device) -> None:
     assert values.tolist() == [3, 5] and indices.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("start", [0, 2, 4])
+def test_an_empty_view_with_room_is_written_in_place(dev: torch.device, start: int) -> None:
+    """As on the CPU, where ``out=`` is sized within the memory that it is a view of. torch.fft.fftfreq is made of that."""
+    found = []
+    for device in ("cpu", dev):
+        x = torch.arange(6.0, device=device)
+        view = x[start:start]
+        assert torch.arange(-2, 0, out=view) is view
+        found.append((x.tolist(), view.tolist(), view.storage_offset()))
+    assert found[0] == found[1] and found[0][1] == [-2, -1]
+    assert torch.equal(torch.fft.fftfreq(5, device=dev).cpu(), torch.fft.fftfreq(5))
+    assert torch.equal(torch.fft.rfftfreq(6, device=dev).cpu(), torch.fft.rfftfreq(6))
+
+
 def test_moving_average_and_copies(dev: torch.device) -> None:
     model = nn.Linear(3, 3).to(dev)
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))

@@ -370,6 +370,7 @@ def test_streams_and_events(dev: torch.device) -> None:
     stream = neuron.Stream()
     with neuron.stream(stream):
         x = torch.ones(2, device=dev) + 1
+    assert x.record_stream(neuron.current_stream()) is None
     stream.synchronize()
     neuron.current_stream().wait_stream(stream)
     start, end = neuron.Event(enable_timing=True), neuron.Event(enable_timing=True)

@@ -33,6 +33,7 @@ KNOWN = {
     "unravel_index": "the samples need integers beyond 32 bits",
     "linalg.lstsq": "LAPACK's gelsy on the CPU, gels elsewhere",
     "nn.functional.linear_cross_entropy": "the chunked form accumulates in another dtype on the CPU",
+    "addr": "taken apart into products and sums on a device without a kernel of its own, which round once more",
     "renorm": "the gradient is accumulated in float64 on the CPU, in float32 elsewhere (toAccumulateType)",
 }
 

@@ -56,6 +56,10 @@ def test_events_measure_time(npu: Any) -> None:
     assert first >= 20 and second >= 40 and whole == pytest.approx(first + second, abs=0.01) and end.query()
     with pytest.raises(RuntimeError, match="recorded"):
         npu.Event(enable_timing=True).elapsed_time(end)
+    plain = npu.Event()
+    plain.record()
+    with pytest.raises(RuntimeError, match="without enable_timing=True"):
+        start.elapsed_time(plain)
 
 
 def test_work_is_measured(npu: Any, dev: torch.device) -> None:

@@ -15,6 +15,7 @@ typedef struct {
 } Stream;
 
 typedef struct {
+    bool timed;
     bool recorded;
     uint64_t time;    /* nanoseconds */
 } Event;
@@ -95,9 +96,14 @@ HOST_PUBLIC aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t *
 
 /* ---- events -------------------------------------------------------------------------------------------------------------- */
 
+/* Times are kept for events that ask for them (ACL_EVENT_TIME_LINE, which torch_npu sets for enable_timing=True). */
 HOST_PUBLIC aclError aclrtCreateEventExWithFlag(aclrtEvent *event, uint32_t flag) {
-    *event = calloc(1, sizeof(Event));
-    return ACL_SUCCESS;
+    Event *created = calloc(1, sizeof(Event));
+    if (created != NULL) {
+        created->timed = (flag & ACL_EVENT_TIME_LINE) != 0;
+    }
+    *event = created;
+    return created != NULL ? ACL_SUCCESS : ACL_ERROR_RT_MEMORY_ALLOCATION;
 }
 
 HOST_PUBLIC aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag) {
@@ -105,7 +111,7 @@ HOST_PUBLIC aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag) 
 }
 
 HOST_PUBLIC aclError aclrtCreateEvent(aclrtEvent *event) {
-    return aclrtCreateEventExWithFlag(event, 0);
+    return aclrtCreateEventExWithFlag(event, ACL_EVENT_TIME_LINE);
 }
 
 HOST_PUBLIC aclError aclrtDestroyEvent(aclrtEvent event) {
@@ -148,6 +154,9 @@ HOST_PUBLIC aclError aclrtEventElapsedTime(float *milliseconds, aclrtEvent start
     const Event *first = start, *second = end;
     if (!first->recorded || !second->recorded) {
         return host_fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtEventElapsedTime: an event has not been recorded");
+    }
+    if (!first->timed || !second->timed) {
+        return host_fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtEventElapsedTime: an event was made without enable_timing=True");
     }
     *milliseconds = (float)((double)(int64_t)(second->time - first->time) / 1e6);
     return ACL_SUCCESS;

@@ -79,7 +79,8 @@ def npu_apply_adam_w(
 
     Args:
         beta1_power, beta2_power: beta1 and beta2 to the number of the step before this one.
-        max_grad_norm: with amsgrad, the greatest second moment so far, changed in place.
+        max_grad_norm: with amsgrad, the greatest second moment before this step. It is read only, as the schema says: the
+            caller keeps the greatest itself.
     """
     state = _state("npu_apply_adam_w", out, grad)
     if amsgrad and max_grad_norm is None:
@@ -91,7 +92,6 @@ def npu_apply_adam_w(
     second = v
     if amsgrad and max_grad_norm is not None:
         second = torch.maximum(wide(max_grad_norm), v)
-        max_grad_norm.copy_(second)
     corrected = (second / (1 - beta2_power * beta2)).sqrt() + epsilon
     return _write(state, var - lr / (1 - beta1_power * beta1) * m / corrected - lr * weight_decay * var, m, v)
 
