@@ -39,6 +39,9 @@ def _fused(name: str, dtypes: tuple[str, ...]) -> tuple[Constraint, ...]:
         ),
         constraint(lambda r: r.dtype not in dtypes, lambda r: f"the dtype is {r.dtype}, not {', '.join(dtypes)}"),
         constraint(lambda r: r.heads > _MAX_HEADS, lambda r: f"{r.heads} heads are more than {_MAX_HEADS}"),
+        constraint(
+            lambda r: r.lse and r.mask.empty_rows, "the log-sum-exp of rows that see no key is wanted, which is not documented"
+        ),
         constraint(lambda r: r.compiled, "it is not in the graph compiler's operators under torch.compile here"),
     )
 

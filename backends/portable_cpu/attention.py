@@ -7,12 +7,21 @@ rule with what ``torch._fused_sdp_choice`` answers.
 from __future__ import annotations
 
 from portable.attn import common
-from portable.attn.adaptations import ADDITIVE, BOOLEAN, PAD_VALUE
+from portable.attn.adaptations import ADDITIVE, BOOLEAN, PAD_VALUE, WIDEN
 from portable.attn.path import Path, constraint
+from portable.attn.request import Request
+from portable_cpu.facts import GENERATIONS
 
 # A mask as a tensor is read from memory by every head; above this the blockwise path, which computes it, is faster (measured,
 # docs/performance.md).
 _MASK_BYTES = 64 * 2**20
+
+
+def _emulated(r: Request) -> bool:
+    """Whether the processor multiplies the dtype without instructions of its own."""
+    known = GENERATIONS.get(r.generation)
+    return known is not None and r.dtype in ("bfloat16", "float16") and r.dtype not in known.matmul
+
 
 FLASH = Path(
     "flash",
@@ -21,6 +30,12 @@ FLASH = Path(
         common.NOT_FOUR,
         constraint(lambda r: r.empty, "a size is 0"),
         constraint(lambda r: r.dropout > 0, "dropout {dropout:g} is not in the kernel"),
+        # Measured on AVX2 (docs/performance.md): the backward pass in bfloat16 takes five times as long as in float32.
+        constraint(
+            lambda r: r.grad and _emulated(r),
+            "training in {dtype} on {generation}, which has no instructions for it, is slower than in float32",
+            WIDEN,
+        ),
         constraint(lambda r: r.mask.learned, "gradients of the mask are wanted, which the kernel does not compute"),
         constraint(lambda r: r.lse, "the log-sum-exp is wanted, which PyTorch does not hand out"),
         common.STRIDED,

@@ -65,9 +65,7 @@ FLASH = Path(
             lambda r: r.mask.causal and r.queries != r.keys,
             "causal with {queries} queries and {keys} keys: the vendor's forward and backward pass align it differently",
         ),
-        constraint(
-            lambda r: not (r.mask.trivial or r.mask.causal), lambda r: f"a mask ({r.mask.kind}) closes the kernel's gate"
-        ),
+        constraint(lambda r: not (r.mask.trivial or r.mask.causal), lambda r: f"a mask ({r.mask.kind}) closes its gate"),
         constraint(lambda r: r.value_dim != r.head_dim, "value head_dim {value_dim} is not the key's {head_dim}", PAD_VALUE),
         constraint(lambda r: r.head_dim > _MAX_HEAD_DIM, f"head_dim {{head_dim}} is above {_MAX_HEAD_DIM}"),
         constraint(

@@ -46,6 +46,23 @@ def _input_bytes(r: Request) -> int:
     return r.itemsize * r.batch * (r.heads * r.queries * r.head_dim + r.key_heads * r.keys * (r.head_dim + r.value_dim))
 
 
+def _widen_before(a: Arguments) -> Arguments:
+    return replace(a, query=a.query.float(), key=a.key.float(), value=a.value.float())
+
+
+def _widen_after(given: Arguments, answer: Answer) -> Answer:
+    return answer[0].to(given.query.dtype), answer[1]
+
+
+WIDEN = Adaptation(
+    "compute in float32",
+    lambda r: changed(r, dtype="float32"),
+    lambda r: f"inputs are widened and the answer rounded once: {_bytes(2 * _input_bytes(r))} for the time of the call",
+    _widen_before,
+    _widen_after,
+)
+
+
 def _pad_value_before(a: Arguments) -> Arguments:
     size, value = a.query.shape[-1], a.value.shape[-1]
     if value < size:

@@ -113,7 +113,12 @@ def _arguments(
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     rule = canonical(mask, query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     factor = 1 / math.sqrt(query.shape[-1] or 1) if scale is None else float(scale)
-    return Arguments(query, key, value, rule, dropout_p, factor, return_lse)
+    for tensor in (rule.dense, rule.additive):
+        if tensor is not None and tensor.device != query.device:
+            raise ConfigurationError(
+                f"attention was given a mask on {tensor.device} and tensors on {query.device}. Move it with .to(query.device)."
+            )
+    return Arguments(query, key, value, rule.to(query.device), dropout_p, factor, return_lse)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None, enable_gqa: bool | None) -> None:

@@ -37,7 +37,8 @@ def tensors(a: Arguments) -> tuple[Tensor | None, bool]:
         return None, True
     if a.mask.dense is not None:
         return _four(a.mask.dense), False
-    return None if a.mask.additive is None else _four(a.mask.additive), False
+    # Kernels take additive masks in the query's dtype.
+    return None if a.mask.additive is None else _four(a.mask.additive).to(a.query.dtype), False
 
 
 def _four(mask: Tensor) -> Tensor:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
 
 from portable.attn.path import Fit, Path
 from portable.attn.request import Request
@@ -26,6 +29,12 @@ def choose(request: Request, backend: Backend, wanted: str | None = None) -> Fit
     Raises:
         ConfigurationError: the path wanted does not exist or cannot serve the request, or none can.
     """
+    # Dynamo cannot look into a cache; what it traces is kept in its own.
+    find = _find if torch.compiler.is_compiling() else _remembered
+    return find(request, backend, wanted)
+
+
+def _find(request: Request, backend: Backend, wanted: str | None) -> Fit:
     paths = backend.attention_paths(request)
     if wanted is not None:
         path = next((path for path in paths if path.name == wanted), None)
@@ -50,3 +59,11 @@ def choose(request: Request, backend: Backend, wanted: str | None = None) -> Fit
         f"no attention path of the {backend.spec.name} backend serves {request.words()}: "
         + "; ".join(f"{path.name}: {', '.join(path.why_not(request))}" for path in paths)
     )
+
+
+_remembered = lru_cache(maxsize=4096)(_find)
+
+
+def forget() -> None:
+    """Choose anew from now on: for tests, and after installing a plugin."""
+    _remembered.cache_clear()
