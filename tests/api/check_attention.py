@@ -23,7 +23,7 @@ MASKS: dict[str, tuple[Callable[[], Any], Tensor]] = {
     "causal": (lambda: pt.Causal(), ROWS >= COLUMNS),
     "bottom right": (lambda: pt.CausalBottomRight(), ROWS >= COLUMNS),
     "window": (lambda: pt.SlidingWindow(5, 0), (ROWS >= COLUMNS) & (ROWS - COLUMNS <= 5)),
-    "padding": (lambda: pt.Padding(LENGTHS), (COLUMNS < LENGTHS.view(B, 1, 1, 1))),
+    "padding": (lambda: pt.Padding(LENGTHS), (LENGTHS.view(B, 1, 1, 1) > COLUMNS)),
     "document": (lambda: pt.Document(IDS) & pt.Causal(), (IDS.view(L, 1) == IDS.view(1, L)) & (ROWS >= COLUMNS)),
     "prefix": (lambda: pt.PrefixLM(6), (ROWS >= COLUMNS) | (COLUMNS < 6)),
 }
