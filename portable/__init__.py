@@ -35,6 +35,9 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     ),
     "amp": ("GradScaler", "autocast", "custom_bwd", "custom_fwd"),
     "policy": ("PrecisionPolicy", "precision_policy"),
+    "numerics": ("Precision", "precision"),
+    "levels": ("PrecisionLevel",),
+    "mantissa": ("mantissa_bits",),
     "compiling": ("CompileChoice", "compile", "explain_compile"),
     "optimizers": ("explain_optimizer", "optimizer_options"),
     "prefetching": ("prefetch",),
@@ -269,6 +272,12 @@ if TYPE_CHECKING:
     from portable.graphs import (
         make_graphed_callables as make_graphed_callables,
     )
+    from portable.levels import (
+        PrecisionLevel as PrecisionLevel,
+    )
+    from portable.mantissa import (
+        mantissa_bits as mantissa_bits,
+    )
     from portable.memory import (
         empty_cache as empty_cache,
     )
@@ -307,6 +316,12 @@ if TYPE_CHECKING:
     )
     from portable.memory import (
         set_per_process_memory_fraction as set_per_process_memory_fraction,
+    )
+    from portable.numerics import (
+        Precision as Precision,
+    )
+    from portable.numerics import (
+        precision as precision,
     )
     from portable.optimizers import (
         explain_optimizer as explain_optimizer,

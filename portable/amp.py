@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from portable import selection
+from portable.errors import ConfigurationError
 from portable.policy import precision_policy
 from portable.selection import active
+
+_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def _settings(backend: str | None) -> tuple[str, str | None]:
@@ -45,7 +48,15 @@ def autocast(dtype: torch.dtype | None = None, enabled: bool = True, cache_enabl
             a dtype is given.
         enabled: False turns it off, whatever the policy says.
         cache_enabled: keep cast weights inside the block (PyTorch's default if None).
+
+    Raises:
+        ConfigurationError: a dtype that autocast has nowhere; PyTorch would warn and compute in float32.
     """
+    if dtype is not None and enabled and dtype not in _DTYPES:
+        raise ConfigurationError(
+            f"pt.autocast was asked for {dtype}. It casts to torch.bfloat16 or torch.float16; leave the dtype out for the "
+            "policy's, or give enabled=False for none."
+        )
     kind, name = _settings(selection.active_name)
     if dtype is None:
         if name is None:
@@ -55,16 +66,17 @@ def autocast(dtype: torch.dtype | None = None, enabled: bool = True, cache_enabl
     return torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
 
 
-def GradScaler(enabled: bool | None = None, **kwargs: Any) -> torch.amp.GradScaler:
-    """``torch.amp.GradScaler`` for the active backend; it passes everything through where the policy needs no scaling.
+def GradScaler(enabled: bool | None = None, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.amp.GradScaler:
+    """``torch.amp.GradScaler`` for the active backend; it passes everything through where no scaling is needed.
 
     Args:
-        enabled: None for the policy's answer; True for float16 that was chosen by hand.
+        enabled: None for what the dtype needs; True or False decide by hand.
+        dtype: what `autocast` was given, where that is not the policy's: float16 is scaled on every backend.
         kwargs: ``init_scale``, ``growth_factor``, ``backoff_factor``, ``growth_interval`` as in PyTorch.
     """
-    return torch.amp.GradScaler(
-        active().spec.device_type, enabled=precision_policy().scaler if enabled is None else enabled, **kwargs
-    )
+    if enabled is None:
+        enabled = precision_policy().scaler if dtype is None else dtype == torch.float16
+    return active().grad_scaler(enabled, **kwargs)
 
 
 def custom_fwd(fwd: Callable | None = None, *, cast_inputs: torch.dtype | None = None) -> Callable:

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from portable.baseline import baseline
-from portable.errors import UnsupportedError
+from portable.errors import ConfigurationError, UnsupportedError
 from portable.spec import Availability, BackendSpec, Generation
 from portable.support import Support, bind
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from portable.attn.request import Request
     from portable.rehearsal import Profile, Rehearsal
     from portable.rehearse.costs import Costs
+    from portable.switches import Control
 
 
 class Backend:
@@ -102,6 +103,33 @@ class Backend:
     def generation(self, index: int = 0) -> Generation | None:
         """Generation of one device, None if it is not in the table. The device must be available."""
         return None
+
+    def find_generation(self, name: str) -> Generation:
+        """A generation by what people write for it, on the command line say; no device need be here.
+
+        Raises:
+            ConfigurationError: the table has none of this name.
+        """
+        wanted = name.strip().lower()
+        for generation in self.spec.generations.values():
+            if wanted in (generation.name.lower(), generation.title.lower()):
+                return generation
+        known = ", ".join(self.spec.generations) or "none"
+        raise ConfigurationError(
+            f"generation {name!r} was asked for, but the {self.spec.name} backend knows {known}. Use one of these."
+        )
+
+    def precision_controls(self) -> Sequence[Control]:
+        """The switches that a precision level turns on this backend (see `portable.switches`)."""
+        from portable.fp32_settings import common
+
+        return common()
+
+    def grad_scaler(self, enabled: bool, **kwargs: Any) -> torch.amp.GradScaler:
+        """What scales losses on this backend: ``torch.amp.GradScaler``, or the vendor's where that would miss an overflow."""
+        import torch
+
+        return torch.amp.GradScaler(self.spec.device_type, enabled=enabled, **kwargs)
 
     def claim_device(self, local_rank: int) -> torch.device:
         """Make the device of this process current and return it; ``local_rank`` is the process's number on this machine."""

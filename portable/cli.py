@@ -145,6 +145,36 @@ def explain_attention(
     Console().print(found.table())
 
 
+@explain_app.command("precision")
+def explain_precision(
+    backend: Annotated[str | None, typer.Option(help="cpu, cuda, ascend, neuron (default: the one in use).")] = None,
+    generation: Annotated[str | None, typer.Option(help="sm_80 or 8.0, Ascend910B2, trn2, ...")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Which dtypes to compute in, whether to scale the loss, and what each precision switch says now."""
+    from portable.errors import PortableError
+
+    try:
+        from portable._loading import ensure_torch
+
+        ensure_torch()
+        from portable.numerics import precision
+
+        with _standard_output_to_error():
+            found = precision(backend=backend, generation=generation)
+    except PortableError as error:
+        print(f"portable explain precision: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if as_json:
+        import json
+
+        print(json.dumps(found.as_dict(), indent=2))
+        return
+    from rich.console import Console
+
+    Console().print(found.table())
+
+
 class _Run(TyperCommand):
     """As in python itself, what follows ``-m MODULE`` belongs to the module, options too."""
 

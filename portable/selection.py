@@ -166,6 +166,7 @@ def _activate(backend: Backend | None) -> None:
     with _lock:
         remembered = {}
         if backend is None:
+            _follow_precision(None)
             _active, _calls, active_name = None, {}, None
             return
         try:
@@ -177,8 +178,17 @@ def _activate(backend: Backend | None) -> None:
                 f"({type(error).__name__}: {error}). Next step: import {backend.package_module or 'torch'} in a fresh process "
                 f"to see the whole error, or choose another backend (PORTABLE_BACKEND=cpu)."
             ) from error
+        _follow_precision(backend)
         active_name = backend.spec.name
         _active, _calls = backend, calls  # replaced whole, so that a concurrent call sees one backend or the other
+
+
+def _follow_precision(backend: Backend | None) -> None:
+    """Set the level that PORTABLE_PRECISION asks for; without the variable nothing is touched, nor imported."""
+    if os.environ.get("PORTABLE_PRECISION") or "portable.levels" in sys.modules:
+        from portable import levels
+
+        levels.follow_environment(backend)
 
 
 class Use:

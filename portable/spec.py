@@ -27,6 +27,8 @@ class Generation:
         memory: bytes of device memory that one PyTorch device sees; None where it varies (a CPU).
         bandwidth: bytes per second between that memory and the compute units; None if not published.
         peak: dtype (or mode such as "tf32") to dense FLOP/s of one PyTorch device.
+        reduced: formats that its matrix units can round float32 inputs to when a switch allows it ("tf32"), with the mantissa
+            bits that remain, the implicit one counted (float32 has 24). Where ``matmul`` lacks float32 they always do.
         source: where the figures come from.
         assumed: facts that no vendor page states, each with the reason for the assumption.
     """
@@ -40,6 +42,7 @@ class Generation:
     memory: int | None = None
     bandwidth: float | None = None
     peak: Mapping[str, float] = field(default_factory=dict)
+    reduced: Mapping[str, int] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
 
 
@@ -49,6 +52,40 @@ class Choice:
 
     value: bool
     reason: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A dtype with the reason for it."""
+
+    dtype: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PrecisionSpec:
+    """The dtypes of mixed-precision training beside autocast's, and what to say of single generations.
+
+    The defaults are those of Micikevicius et al., "Mixed Precision Training" (ICLR 2018), sections 3.1 and 3.3.
+
+    Attributes:
+        parameters: dtype that parameters are kept in.
+        reduction: dtype that gradients are summed in across processes.
+        optimizer: dtype of the optimizer's state.
+        scaling: generation to what to know of loss scaling there, "" for all of the backend.
+        reasons: generation to why its autocast dtype is right, where more is known than its table of dtypes says.
+    """
+
+    parameters: Advice = Advice(
+        "float32", "master weights: an update below 2^-9 of a bfloat16 weight (2^-12 in float16) would be rounded away"
+    )
+    reduction: Advice = Advice(
+        "float32",
+        "gradients of float32 parameters are float32; a sum in 16 bits over many processes loses bits, or overflows",
+    )
+    optimizer: Advice = Advice("float32", "squares of gradients leave float16's range and need more than bfloat16's 8 bits")
+    scaling: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,7 +164,7 @@ class BackendSpec:
         composite_group: whether it can be joined with gloo, so that collectives on CPU tensors work in the same group.
         optimizers: class name in torch.optim to its options; a missing class gets PyTorch's defaults.
         pin_memory: whether pinned host memory speeds copies up.
-        determinism, fallback: see their classes.
+        determinism, fallback, precision: see their classes.
         checked: how the facts and the code were checked: on hardware, with the vendor's package, from documents.
         install: how a user gets the vendor's software, in words.
         rng: what the device generator is and how it relates to the CPU's.
@@ -153,6 +190,7 @@ class BackendSpec:
     generations: Mapping[str, Generation] = field(default_factory=dict)
     optimizers: Mapping[str, OptimizerSpec] = field(default_factory=dict)
     determinism: DeterminismSpec = field(default_factory=DeterminismSpec)
+    precision: PrecisionSpec = field(default_factory=PrecisionSpec)
     environment: Mapping[str, str] = field(default_factory=dict)
     out_of_memory: tuple[str, ...] = ()
     profiler_activities: tuple[str, ...] = ("CPU",)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from portable.attn.path import Path as AttentionPath
     from portable.attn.request import Request
     from portable.rehearsal import Profile, Rehearsal
+    from portable.switches import Control
 
 _MONITOR = unsupported("torch.npu has only utilization()", "run npu-smi info beside the program")
 
@@ -79,6 +80,22 @@ class AscendBackend(Backend):
     def costs(self) -> Costs:
         return COSTS
 
+    def precision_controls(self) -> Sequence[Control]:
+        from portable_ascend.precision import controls
+
+        return controls()
+
+    def grad_scaler(self, enabled: bool, **kwargs: Any) -> torch.amp.GradScaler:
+        """torch_npu's own on the first series, where an overflow gives the largest number instead of inf.
+
+        It reads the device's overflow flag, and gives the processes of a group one answer: a saturated gradient is finite, so
+        that without it the others would take the step (wheel: npu/amp/grad_scaler.py, npu/utils.py).
+        """
+        module = self.module()
+        if not enabled or module.utils.is_support_inf_nan():
+            return super().grad_scaler(enabled, **kwargs)
+        return module.amp.GradScaler(enabled=True, **kwargs)
+
     def attention_paths(self, request: Request) -> Sequence[AttentionPath]:
         from portable_ascend.attention import PATHS
 
@@ -96,6 +113,14 @@ class AscendBackend(Backend):
             **dict.fromkeys(("memory_usage", "temperature", "power_draw", "clock_rate"), _MONITOR),
             "list_gpu_processes": unsupported("torch.npu does not list processes", "run npu-smi info"),
         }
+
+    def find_generation(self, name: str) -> Generation:
+        """Also without "Ascend" ("910B2"), and by the SoC's name ("Ascend910_9391")."""
+        wanted = name.strip()
+        known = {short.lower(): short for short in SPEC.generations}
+        short = known.get(f"ascend{wanted.lower()}")
+        found = SPEC.generations[short] if short else None
+        return found or (generation_of(wanted) if wanted not in SPEC.generations else None) or super().find_generation(name)
 
     def generation(self, index: int = 0) -> Generation | None:
         return generation_of(self.module().get_device_name(index))

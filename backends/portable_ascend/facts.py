@@ -20,6 +20,7 @@ from portable.spec import (
     FallbackSpec,
     Generation,
     OptimizerSpec,
+    PrecisionSpec,
     by_name,
 )
 
@@ -30,6 +31,9 @@ _STORAGE_BF16 = _STORAGE | {"bfloat16"}
 _CUBE_910A = frozenset({"float16", "int8"})
 _CUBE_910B = frozenset({"float32", "float16", "bfloat16", "int8"})
 _CUBE_950 = _CUBE_910B | {"float8_e4m3fn", "float8_e5m2"}
+# CANN: ATC's --allow_hf32 ("mantissa precision (11 bits)", beside the implicit one), supported from the 910B on; float16 by
+# ACL_PRECISION_MODE=allow_fp32_to_fp16 (op-plugin: CalcuOpUtil::GetCubeMathType).
+_HF32 = {"hf32": 12, "fp16": 11}
 _GIB, _TERA = 2**30, 1e12
 _BOTH = ("bfloat16", "float16")
 
@@ -45,6 +49,7 @@ def _910b(name: str, gibibytes: int, terabytes: float, float16: float) -> Genera
         memory=gibibytes * _GIB,
         bandwidth=terabytes * 1e12,
         peak={"float16": float16 * _TERA, "bfloat16": float16 * _TERA, "float32": float16 / 4 * _TERA},
+        reduced=_HF32,
         assumed=("float32 runs on the matrix unit at a quarter of the float16 rate",),
     )
 
@@ -60,6 +65,8 @@ GENERATIONS = by_name(
         memory=32 * _GIB,
         bandwidth=1.2e12,
         peak={"float16": 256 * _TERA, "int8": 512 * _TERA},
+        # CANN: aclnnMm, cubeMathType: float32 as it is "is not supported" on this series; it becomes float16.
+        reduced={"fp16": 11},
     ),
     _910b("Ascend910B1", 64, 1.6, 414),
     _910b("Ascend910B2", 64, 1.6, 376),
@@ -76,6 +83,7 @@ GENERATIONS = by_name(
         memory=128 * _GIB,
         bandwidth=1.6e12,
         peak={"float8_e4m3fn": 1000 * _TERA, "float16": 500 * _TERA, "bfloat16": 500 * _TERA},
+        reduced=_HF32,
         assumed=("16-bit types at half of the FP8 rate",),
     ),
     Generation(
@@ -88,6 +96,7 @@ GENERATIONS = by_name(
         memory=144 * _GIB,
         bandwidth=4e12,
         peak={"float8_e4m3fn": 1000 * _TERA, "float16": 500 * _TERA, "bfloat16": 500 * _TERA},
+        reduced=_HF32,
         assumed=("16-bit types at half of the FP8 rate",),
     ),
 )
@@ -142,6 +151,13 @@ SPEC = BackendSpec(
         "Adam": OptimizerSpec({"foreach": True}, "the fused kernel falls back to the CPU in some cases; foreach does not"),
     },
     pin_memory=Choice(True, "copies from pinned memory run asynchronously (docs: torch_npu's host allocator)"),
+    precision=PrecisionSpec(
+        scaling={
+            "Ascend910A": "an overflow saturates instead of giving inf: pt.GradScaler is torch_npu's own here, which reads the "
+            "device's overflow flag and tells the other processes"
+        },
+        reasons={"Ascend910A": "Ascend 910A has no bfloat16: float16, with loss scaling"},
+    ),
     # docs: deterministic computing; HCCL reads its variable when a communicator is made.
     determinism=DeterminismSpec(
         environment={"HCCL_DETERMINISTIC": "true"},

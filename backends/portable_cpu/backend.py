@@ -22,6 +22,7 @@ from portable_cpu.facts import GENERATIONS, SPEC
 if TYPE_CHECKING:
     from portable.attn.path import Path as AttentionPath
     from portable.attn.request import Request
+    from portable.switches import Control
 
 # First match wins: capability of torch.cpu.get_capabilities to the generation it means.
 _BY_CAPABILITY = (
@@ -63,6 +64,11 @@ class CpuBackend(Backend):
 
     def total_memory(self, index: int = 0) -> int:
         return host.machine_memory()[1]
+
+    def precision_controls(self) -> Sequence[Control]:
+        from portable_cpu.precision import controls
+
+        return controls()
 
     def attention_paths(self, request: Request) -> Sequence[AttentionPath]:
         from portable_cpu.attention import PATHS

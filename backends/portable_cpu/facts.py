@@ -14,6 +14,7 @@ from portable.spec import (
     FallbackSpec,
     Generation,
     OptimizerSpec,
+    PrecisionSpec,
     by_name,
 )
 
@@ -34,6 +35,8 @@ GENERATIONS = by_name(
         _PLAIN | {"bfloat16", "int8"},
         ("bfloat16",),
         f"{_ONEDNN}; Intel Architecture Instruction Set Extensions reference, chapter AMX (tile products of bf16 and int8)",
+        reduced={"bf16": 8, "tf32": 11},
+        assumed=("tf32 needs AMX-FP16 beside (torch: aten/native/mkldnn/Linear.cpp); without it float32 inputs stay whole",),
     ),
     Generation(
         "avx512_bf16",
@@ -42,6 +45,7 @@ GENERATIONS = by_name(
         _PLAIN | {"bfloat16"},
         ("bfloat16",),
         f"{_ONEDNN} (VDPBF16PS)",
+        reduced={"bf16": 8},
     ),
     Generation(
         "avx512",
@@ -50,6 +54,7 @@ GENERATIONS = by_name(
         _PLAIN,
         (),
         f"{_ONEDNN}: bf16 without AVX512-BF16 is converted in software",
+        assumed=("oneDNN rounds no float32 input to bf16 here: it has nothing to multiply it with",),
     ),
     Generation(
         "avx2",
@@ -66,6 +71,7 @@ GENERATIONS = by_name(
         _PLAIN | {"bfloat16"},
         ("bfloat16",),
         "Arm Architecture Reference Manual, FEAT_BF16 (BFDOT, BFMMLA), used by oneDNN with Compute Library",
+        reduced={"bf16": 8},
     ),
     Generation(
         "baseline",
@@ -95,6 +101,15 @@ SPEC = BackendSpec(
     process_group="gloo",
     optimizers=dict.fromkeys(("Adam", "AdamW", "SGD", "Adagrad"), _FUSED),
     pin_memory=Choice(False, "tensors are already in host memory: pinning would only add a copy"),
+    precision=PrecisionSpec(
+        reasons={
+            "amx": "AMX-BF16 present: tiles multiply bfloat16 and sum in float32; its range needs no loss scaling",
+            "avx512_bf16": "AVX512-BF16 present: dot products of bfloat16 sum in float32; its range needs no loss scaling",
+            "avx512": "AVX-512 without BF16: bfloat16 is converted in software, float32 is faster",
+            "avx2": "AVX2 has no 16-bit dot products: bfloat16 measured 12 to 28 times slower (docs/performance.md)",
+            "arm_bf16": "BF16 instructions present: BFMMLA multiplies bfloat16 and sums in float32; no loss scaling needed",
+        }
+    ),
     determinism=DeterminismSpec(
         note="CPU kernels repeat bit for bit at a fixed number of threads; a few scatter operators need the switch"
     ),
@@ -106,6 +121,7 @@ SPEC = BackendSpec(
         "OMP_NUM_THREADS": "threads of one operator (torch.set_num_threads)",
         "ONEDNN_MAX_CPU_ISA": "caps the instruction set that oneDNN uses, e.g. AVX2",
         "TORCHINDUCTOR_CACHE_DIR": "where compiled C++ kernels are kept",
+        "ONEDNN_DEFAULT_FPMATH_MODE": "BF16, TF32 ...: oneDNN may round float32 inputs; read when the process starts",
         "CXX": "the C++ compiler that TorchInductor calls",
     },
     # c10/core/impl/alloc_cpu.cpp: the allocator throws a plain RuntimeError with this text.

@@ -26,6 +26,7 @@ _GENTLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 if TYPE_CHECKING:
     from portable.attn.path import Path as AttentionPath
     from portable.attn.request import Request
+    from portable.switches import Control
 
 
 class CudaBackend(Backend):
@@ -54,6 +55,11 @@ class CudaBackend(Backend):
         found = "a driver but no device" if _DRIVER.exists() else "no NVIDIA driver"
         return Availability(False, f"a CUDA {torch.version.cuda} build, but {found} on this machine", "check nvidia-smi")
 
+    def precision_controls(self) -> Sequence[Control]:
+        from portable_cuda.precision import controls
+
+        return controls()
+
     def attention_paths(self, request: Request) -> Sequence[AttentionPath]:
         from portable_cuda.attention import PATHS
 
@@ -61,6 +67,11 @@ class CudaBackend(Backend):
 
     def support_changes(self) -> Mapping[str, Support]:
         return {function.name: native(function.name) for function in FUNCTIONS}
+
+    def find_generation(self, name: str) -> Generation:
+        """Also by compute capability ("8.0") and by what the driver calls a product ("NVIDIA H200")."""
+        found = CAPABILITIES.get(f"sm_{name.strip().replace('.', '')}") or product_of(name.strip())
+        return found or super().find_generation(name)
 
     def generation(self, index: int = 0) -> Generation | None:
         return product_of(torch.cuda.get_device_name(index)) or CAPABILITIES.get(_architecture(index))

@@ -31,16 +31,28 @@ _GUIDE = "CUDA C++ Programming Guide, 'Compute Capabilities': types of the tenso
 _CDNA = "AMD ROCm documentation, 'Data types and precision support', and the CDNA white paper of the generation"
 
 
-def _capability(name: str, title: str, extra: frozenset[str], autocast: tuple[str, ...], source: str = _GUIDE) -> Generation:
-    return Generation(name, title, _STORAGE, _PLAIN | extra, autocast, source)
+# torch/cuda/__init__.py, is_tf32_supported: TF32 wherever bfloat16 is native on NVIDIA, and on gfx94* and gfx95* of AMD. Of a
+# float32 input 10 bits are read after the implicit one (PyTorch notes, "CUDA semantics").
+_TF32 = {"tf32": 11}
+
+
+def _capability(
+    name: str,
+    title: str,
+    extra: frozenset[str],
+    autocast: tuple[str, ...],
+    source: str = _GUIDE,
+    reduced: Mapping[str, int] = _TF32,
+) -> Generation:
+    return Generation(name, title, _STORAGE, _PLAIN | extra, autocast, source, reduced=reduced)
 
 
 _BF16 = frozenset({"bfloat16"})
 _FP8 = _BF16 | {"float8_e4m3fn", "float8_e5m2"}
 
 CAPABILITIES = by_name(
-    _capability("sm_70", "NVIDIA Volta (7.0)", frozenset(), ("float16",)),
-    _capability("sm_75", "NVIDIA Turing (7.5)", frozenset(), ("float16",)),
+    _capability("sm_70", "NVIDIA Volta (7.0)", frozenset(), ("float16",), reduced={}),
+    _capability("sm_75", "NVIDIA Turing (7.5)", frozenset(), ("float16",), reduced={}),
     _capability("sm_80", "NVIDIA Ampere (8.0)", _BF16, ("bfloat16", "float16")),
     _capability("sm_86", "NVIDIA Ampere (8.6)", _BF16, ("bfloat16", "float16")),
     _capability("sm_87", "NVIDIA Ampere Orin (8.7)", _BF16, ("bfloat16", "float16")),
@@ -49,7 +61,7 @@ CAPABILITIES = by_name(
     _capability("sm_100", "NVIDIA Blackwell (10.0)", _FP8, ("bfloat16", "float16")),
     _capability("sm_103", "NVIDIA Blackwell Ultra (10.3)", _FP8, ("bfloat16", "float16")),
     _capability("sm_120", "NVIDIA RTX Blackwell (12.0)", _FP8, ("bfloat16", "float16")),
-    _capability("gfx90a", "AMD CDNA 2", _BF16, ("bfloat16", "float16"), _CDNA),
+    _capability("gfx90a", "AMD CDNA 2", _BF16, ("bfloat16", "float16"), _CDNA, reduced={}),
     # CDNA 3 has the fnuz variants of float8 instead of the OCP ones.
     _capability("gfx942", "AMD CDNA 3", _BF16 | {"float8_e4m3fnuz", "float8_e5m2fnuz"}, ("bfloat16", "float16"), _CDNA),
     _capability("gfx950", "AMD CDNA 4", _FP8, ("bfloat16", "float16"), _CDNA),

@@ -10,10 +10,13 @@ import torch
 from portable import plugins
 from portable.backend import Backend
 from portable.baseline import baseline
+from portable.fp32_settings import common
 from portable.spec import Availability, BackendSpec, Generation
 from portable.support import Support
+from portable.switches import Control
 from portable_generic.facts import ANY, KNOWN, unknown
 from portable_generic.modules import CHANGES, GENERATION
+from portable_generic.precision import CONTROLS
 
 # What a device's module needs for Inductor to use it (torch/_inductor/codegen/common.py, init_backend_registration).
 _CODE_GENERATORS = ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen")
@@ -88,6 +91,9 @@ class GenericBackend(Backend):
     def generation(self, index: int = 0) -> Generation | None:
         find = GENERATION.get(self.spec.device_type)
         return find(index) if find else None
+
+    def precision_controls(self) -> Sequence[Control]:
+        return CONTROLS.get(self.spec.device_type, common)()
 
     def device_name(self, index: int = 0) -> str:
         name = self.bind()["get_device_name"]

@@ -32,6 +32,7 @@ XPU_GENERATIONS = by_name(
         frozenset({"float32", "float16", "bfloat16", "int8"}),
         ("bfloat16", "float16"),
         "torch: torch/xpu/__init__.py, is_tf32_supported (DPAS instructions); float64 computes only where the device has fp64",
+        reduced={"tf32": 11},
         assumed=("what multiplies TF32 (DPAS) multiplies bfloat16, float16 and int8 too",),
     ),
     Generation(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from portable.attn.path import Path as AttentionPath
     from portable.attn.request import Request
     from portable.rehearsal import Profile, Rehearsal
+    from portable.switches import Control
 
 _GRAPHS = unsupported("Neuron has no counterpart of CUDA graphs", "use pt.compile(model): it compiles whole graphs")
 _MONITOR = unsupported("torch.neuron has no monitoring functions", "run neuron-top or neuron-monitor beside the program")
@@ -123,6 +124,11 @@ class NeuronBackend(Backend):
             return Availability(False, why, "check with neuron-ls that no other process holds the cores")
         count = int(module.device_count())
         return Availability(True, f"{count} logical NeuronCore{'s' if count > 1 else ''}", device_count=count)
+
+    def precision_controls(self) -> Sequence[Control]:
+        from portable_neuron.precision import controls
+
+        return controls()
 
     def attention_paths(self, request: Request) -> Sequence[AttentionPath]:
         from portable_neuron.attention import PATHS

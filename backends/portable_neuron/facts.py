@@ -16,6 +16,7 @@ A PyTorch device is one *logical* NeuronCore: two physical cores with the defaul
 from __future__ import annotations
 
 from portable.spec import (
+    Advice,
     BackendSpec,
     Choice,
     CompileSpec,
@@ -23,6 +24,7 @@ from portable.spec import (
     FallbackSpec,
     Generation,
     OptimizerSpec,
+    PrecisionSpec,
     by_name,
 )
 
@@ -35,6 +37,7 @@ _MATMUL = frozenset({"float32", "bfloat16", "float16", "float8_e5m2"})
 _GIB, _TERA = 2**30, 1e12
 # Both dtypes have the same peak; bfloat16 needs no loss scaling and is what AWS's own examples use (types, torch).
 _AUTOCAST = ("bfloat16", "float16")
+_CASTS = {"bf16": 8, "fp16": 11, "tf32": 11, "fp8_e4m3": 4}  # compiler: --auto-cast-type
 _ASSUMED = (
     "int64 arithmetic is truncated to 32 bits: whether torch-neuronx sets the compiler's switch for native int64 is unknown",
     "complex dtypes are unsupported: no document or test shows one on the device",
@@ -51,6 +54,7 @@ GENERATIONS = by_name(
         memory=16 * _GIB,
         bandwidth=0.41e12,
         peak={"float32": 23.75 * _TERA, "bfloat16": 95 * _TERA, "float16": 95 * _TERA},
+        reduced=_CASTS,
         assumed=("bandwidth: half of the chip's 820 GB/s",),
     ),
     Generation(
@@ -69,6 +73,7 @@ GENERATIONS = by_name(
             "float16": 166.75 * _TERA,
             "float8_e5m2": 324.75 * _TERA,
         },
+        reduced=_CASTS,
         assumed=_ASSUMED,
     ),
     Generation(
@@ -87,6 +92,7 @@ GENERATIONS = by_name(
             "float16": 167.75 * _TERA,
             "float8_e4m3fn": 629.25 * _TERA,
         },
+        reduced=_CASTS,
         assumed=(*_ASSUMED, "a logical core has a quarter of the chip, as on Trainium2"),
     ),
 )
@@ -121,6 +127,13 @@ SPEC = BackendSpec(
             for name in ("Adam", "SGD", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adadelta", "ASGD")
         },
     },
+    precision=PrecisionSpec(
+        parameters=Advice(
+            "float32",
+            "master weights: bfloat16 parameters without them trained 3.3 times slower and drifted (measured on a 2.12 beta)",
+        ),
+        scaling={"": "the fused AdamW refuses a loss scaler (drop): with float16, give AdamW fused=False"},
+    ),
     # drop: is_pinned() answers True for every pointer, and no document or test shows pinning in a DataLoader.
     pin_memory=Choice(False, "no evidence that pinning helps; is_pinned() is not reliable there"),
     determinism=DeterminismSpec(note="the switch fixes the order of execution and turns adaptive fusion off (torch: FAQ)"),

@@ -7,7 +7,6 @@ Nothing here ran on a Trainium device.
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 
 import torch
@@ -25,6 +24,7 @@ from portable.rehearsal.profile import (
 )
 from portable_neuron.emulated import VARIABLE, Options
 from portable_neuron.facts import GENERATIONS
+from portable_neuron.precision import auto_cast
 from portable_neuron.surface import SURFACE
 
 _TILE = 512  # tokens: the flash kernel's block
@@ -86,12 +86,8 @@ def attention_hazards(call: AttentionCall) -> list[str]:
 
 def compiler_flags(environment: Mapping[str, str]) -> torch.dtype | None:
     """dtype to which neuronx-cc casts float32 matrix products, from NEURON_CC_FLAGS (compiler: --auto-cast)."""
-    words = shlex.split(environment.get("NEURON_CC_FLAGS", "").replace("=", " "))
-    given = {word: words[place + 1] for place, word in enumerate(words[:-1]) if word.startswith("--")}
-    if given.get("--auto-cast", "none") == "none":
-        return None
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": None}
-    kind = given.get("--auto-cast-type", "bf16")
+    kind = auto_cast(environment.get("NEURON_CC_FLAGS", ""))
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": None, None: None}
     if kind not in kinds:
         raise ConfigurationError(
             f"NEURON_CC_FLAGS asks for --auto-cast-type {kind}, which the emulated device does not follow: use bf16 or fp16"

@@ -57,8 +57,10 @@ def profile(settings: Settings, kernels: VendorKernels) -> Profile:
         integer_matmul_bits=Rule(None, "integer matrix products are exact", assumed="not documented otherwise"),
         matmul_dtype=Rule(
             None,
-            "float32 matrix products are exact; convolutions too, although torch.npu.conv.allow_hf32 is on by default",
-            "wheel: torch.npu.matmul.allow_hf32 is off by default",
+            "float32 matrix products are exact, unless torch.npu.matmul.allow_hf32 (off by default), cube_math_type or "
+            "ACL_PRECISION_MODE ask for less from the 910B on; convolutions are exact, although torch.npu.conv.allow_hf32 is "
+            "on by default; so are products on the first series, which has float16 only",
+            "wheel: npu_config.py; op-plugin: GetCubeMathType; CANN: aclnnMm",
         ),
         autocast_dtype=Rule(torch.float16, "autocast without a dtype gives float16", _OWN),
         autocast_dtypes=Rule(dtypes, "get_amp_supported_dtype()", _OWN),

@@ -12,7 +12,8 @@ import torch
 
 from portable.rehearsal import Rehearsal, compiler, recurrent, sources
 from portable.rehearsal.session import adopt
-from portable_ascend.host_acl import attention, derivatives, hccl, kernels, special
+from portable_ascend.facts import generation_of
+from portable_ascend.host_acl import attention, derivatives, hccl, hf32, kernels, special
 from portable_ascend.host_acl.device import HostDevice
 from portable_ascend.host_acl.profile import profile
 from portable_ascend.host_acl.settings import Settings
@@ -26,6 +27,9 @@ def start(settings: Settings) -> Rehearsal:
     table = kernels.VendorKernels()
     device = HostDevice(profile(settings, table))
     special.install(device)
+    generation = generation_of(settings.soc.name)
+    if generation is not None and "hf32" in generation.reduced:
+        hf32.install(device, kernels.operators("aten"))
     libraries = (
         *kernels.register(device, _vendor(), IN_PLACE, table),
         attention.register(device),
