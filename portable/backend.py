@@ -127,9 +127,9 @@ class Backend:
 
     def grad_scaler(self, enabled: bool, **kwargs: Any) -> torch.amp.GradScaler:
         """What scales losses on this backend: ``torch.amp.GradScaler``, or the vendor's where that would miss an overflow."""
-        import torch
+        from portable.scaling import GradScaler
 
-        return torch.amp.GradScaler(self.spec.device_type, enabled=enabled, **kwargs)
+        return GradScaler(self.spec.device_type, enabled=enabled, **kwargs)
 
     def claim_device(self, local_rank: int) -> torch.device:
         """Make the device of this process current and return it; ``local_rank`` is the process's number on this machine."""

@@ -94,7 +94,9 @@ class AscendBackend(Backend):
         module = self.module()
         if not enabled or module.utils.is_support_inf_nan():
             return super().grad_scaler(enabled, **kwargs)
-        return module.amp.GradScaler(enabled=True, **kwargs)
+        from portable_ascend.scaling import GradScaler
+
+        return GradScaler(enabled=True, **kwargs)
 
     def attention_paths(self, request: Request) -> Sequence[AttentionPath]:
         from portable_ascend.attention import PATHS

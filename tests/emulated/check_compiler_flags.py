@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from portable_neuron.profile import compiler_flags
 
+import portable as pt
 from portable.errors import ConfigurationError
 
 
@@ -25,6 +26,20 @@ def test_products_are_rounded(dev: torch.device, rehearsal: Any) -> None:
     linear = F.linear(a.to(dev), b.t().to(dev), bias.to(dev)).cpu()
     torch.testing.assert_close(linear, rounded(a) @ rounded(b) + bias, atol=1e-2, rtol=1e-2)
     assert not torch.equal(linear, F.linear(a, b.t(), bias))
+
+
+def test_the_policy_says_so_and_strict_is_refused(dev: torch.device) -> None:
+    pt.use("neuron")
+    assert [pt.mantissa_bits(name) for name in ("matmul", "bmm", "linear", "conv2d")] == [8] * 4  # type: ignore[arg-type]
+    found = pt.precision()
+    assert (found.matmul_bits, found.conv_bits) == (8, 8)
+    (flags,) = [state for state in found.switches if state.fixed]
+    assert flags.name == "NEURON_CC_FLAGS" and flags.bits == 8 and "bf16" in flags.meaning
+    with pytest.raises(pt.ConfigurationError, match=r"'strict' cannot be had: NEURON_CC_FLAGS=.*to bf16.*start again"):
+        pt.precision("strict").keep()
+    with pt.precision("default"):
+        assert pt.mantissa_bits() == 8
+    assert pt.precision().level is None
 
 
 def test_other_operators_are_exact(dev: torch.device) -> None:

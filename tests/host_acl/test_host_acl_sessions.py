@@ -15,6 +15,7 @@ MODES = {
     "check_attention_910a": "910A",
     "check_attention_910c": "910C",
     "check_attention_950": "950",
+    "check_first_series": "910A",
     "check_memory": "910B2,hbm=256MiB",
     "check_two_devices": "910B2,devices=2",
 }

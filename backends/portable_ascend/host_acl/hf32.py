@@ -1,8 +1,8 @@
 """HF32 on the host runtime: float32 matrix products with rounded inputs, when the program's switches ask for it.
 
 The switches are the vendor's own. HF32 keeps 11 bits of the mantissa beside the implicit one (CANN: ATC's --allow_hf32),
-rounded to the nearest, ties to even (Ascend C: SetHF32, transMode 0). Convolutions stay exact although their switch is on by default:
-their sums differ from the CPU's in any case, and a rehearsal is to find a program's errors, not the device's.
+rounded to the nearest, ties to even (Ascend C: SetHF32, transMode 0). Convolutions stay exact although their switch is
+on by default: a rehearsal is to find a program's errors, not the device's.
 """
 
 from __future__ import annotations
