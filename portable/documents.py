@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from portable import backend_docs, emulation_docs, support_table
+from portable import backend_docs, emulation_docs, precision_docs, support_table
 
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "device-api.md": support_table.render,
     "backends.md": backend_docs.render,
     "emulated-device.md": emulation_docs.render,
+    "precision.md": precision_docs.render,
 }
 
 

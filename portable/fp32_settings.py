@@ -17,12 +17,12 @@ own, which is what was read. A switch to ``strict`` never passes through a state
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from portable.spec import Generation
-from portable.switches import Ask, Control, Flag, Level, State, describe, to
+from portable.switches import LEVELS, Ask, Control, Flag, Level, Setting, State, describe, to
 
 Node = tuple[str, str]
 
@@ -31,6 +31,7 @@ _PARENTS: tuple[Node, ...] = (("cuda", "all"), ("mkldnn", "all"))
 _MATMULS: tuple[Node, ...] = (("cuda", "matmul"), ("mkldnn", "matmul"))
 _OTHERS: tuple[Node, ...] = (("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
 _LEAVES = (*_MATMULS, *_OTHERS)
+_NODES = (_ROOT, *_PARENTS, *_LEAVES)
 _FULL = ("ieee", "none")
 GOVERNS = {"matmul": "matrix products", "conv": "convolutions", "rnn": "recurrent layers"}
 # What a leaf says at a level. TF32 for cuDNN is PyTorch's default (docs: CUDA semantics, "TensorFloat-32").
@@ -72,14 +73,18 @@ class Saved:
     """What was there.
 
     Attributes:
-        stored: each node's own value as far as it can be told; "tf32" of ``cuda.conv`` and ``cuda.rnn`` may be the start value.
+        visible: what was in force at each node.
+        stored: each node's own value as far as it can be told.
+        unsure: nodes of which it cannot: see `_own`.
         older: the older field.
         written: nodes that the level wrote.
         after: what was in force once the level was set.
         above: what the level wrote to the nodes above.
     """
 
+    visible: Mapping[Node, str]
     stored: Mapping[Node, str]
+    unsure: frozenset[Node]
     older: str
     written: frozenset[Node]
     after: Mapping[Node, str]
@@ -111,25 +116,38 @@ class TorchFloat32(Control):
             found.append(State(name, GOVERNS[node[1]], value, default, bits, veto or meaning, self._source))
         return found
 
+    def documented(self) -> Sequence[Setting]:
+        found = []
+        for node, name in self._shown.items():
+            at = {level: _wanted(node, level) for level in LEVELS}
+            formats = {level: None if value in _FULL else value for level, value in at.items()}
+            found.append(Setting(name, GOVERNS[node[1]], _SHIPPED.get(node, "none"), at, formats, self._source))
+        return found
+
     def apply(self, level: Level, ask: Ask) -> Saved:
         above = "ieee" if level == "strict" else "none"
-        before = {node: read(node) for node in (*_PARENTS, *_LEAVES)}
-        stored = {_ROOT: read(_ROOT)}
+        before = {node: read(node) for node in _NODES}
+        stored = {_ROOT: before[_ROOT]}
+        unsure = set()
         written: set[Node] = set()
 
         def put(node: Node, value: str) -> None:
-            write(node, value)
-            written.add(node)
+            if read(node) != value:
+                write(node, value)
+                written.add(node)
 
-        if stored[_ROOT] != above:
-            put(_ROOT, above)
+        def learn(node: Node) -> None:
+            stored[node], sure = _own(node, before[node], read(node), above)
+            if not sure:
+                unsure.add(node)
+
+        put(_ROOT, above)
         for node in _PARENTS:
-            stored[node] = _own(node, before[node], read(node), above)
-            if read(node) != above:
-                put(node, above)
+            learn(node)
+            put(node, above)
         for node in _LEAVES:
-            stored[node] = _own(node, before[node], read(node), above)
-        for node in _MATMULS:
+            learn(node)
+        for node in _MATMULS:  # so that the older field can be read
             if read(node) not in _FULL:
                 put(node, "ieee")
         older = _older()
@@ -138,31 +156,50 @@ class TorchFloat32(Control):
             written.update(_set_older(wanted))
         for node in _LEAVES:
             goal = _wanted(node, level)
-            if read(node) != goal and not (goal in _FULL and read(node) in _FULL):
+            if goal not in _FULL or read(node) not in _FULL:
                 put(node, goal)
-        return Saved(stored, older, frozenset(written), {node: read(node) for node in (*_PARENTS, *_LEAVES)}, above)
+        after = {node: read(node) for node in _NODES}
+        return Saved(before, stored, frozenset(unsure), older, frozenset(written), after, above)
 
     def restore(self, saved: Saved) -> None:
-        # What the program set in between goes too: with the nodes above as the level left them, a node that differs was set.
+        """Nodes that cannot be told are written only if the level wrote them, or if they differ from how it left them."""
+
+        def put(node: Node, value: str, always: bool) -> None:
+            if always or node not in saved.unsure or node in saved.written or read(node) != saved.after[node]:
+                write(node, value)
+
         write(_ROOT, saved.above)
-        changed = {node for node in _PARENTS if read(node) != saved.after[node]}
-        for node in changed:
-            write(node, saved.above)
-        changed |= {node for node in _LEAVES if read(node) != saved.after[node]}
-        changed |= saved.written
+        for node in _PARENTS:
+            if read(node) != saved.above:
+                write(node, saved.above)
+        clobbered: tuple[Node, ...] = ()
+        changed = {node for node in _LEAVES if read(node) != saved.after[node]}
         for node in _MATMULS:
             if read(node) not in _FULL:
                 write(node, "ieee")
                 changed.add(node)
         if _older() != saved.older:
-            changed.update(_set_older(saved.older))
-        for node in (*_LEAVES, *_PARENTS):
-            if node in changed:
-                write(node, saved.stored[node])
+            clobbered = _set_older(saved.older)
+        for node in _LEAVES:
+            put(node, saved.stored[node], node in changed or node in clobbered)
+        for node in _PARENTS:
+            put(node, saved.stored[node], False)
         write(_ROOT, saved.stored[_ROOT])
+        for node in (*_PARENTS, *_LEAVES):  # what the program wrote meanwhile and the level hid
+            if read(node) != saved.visible[node]:
+                write(node, saved.visible[node])
 
     def merge(self, below: Saved, above: Saved) -> Saved:
-        return Saved(below.stored, below.older, below.written | above.written, above.after, above.above)
+        # What the earlier level did not write, the later one found as it was before both, and may have read more surely.
+        earlier = below.written | above.unsure
+        return replace(
+            above,
+            visible=below.visible,
+            stored={node: (below if node in earlier else above).stored[node] for node in _NODES},
+            unsure=below.unsure & earlier,
+            older=below.older,
+            written=below.written | above.written,
+        )
 
 
 def common(
@@ -179,7 +216,7 @@ def common(
 _ATTENTION = Flag(
     "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp",  # the name says cuda, the function is every device's
     "16-bit sums",
-    "False",
+    False,
     "torch: aten/src/ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math",
     get=lambda: torch._C._get_math_sdp_allow_fp16_bf16_reduction(),
     set=lambda value: torch._C._set_math_sdp_allow_fp16_bf16_reduction(value),
@@ -191,13 +228,14 @@ _ATTENTION = Flag(
 )
 
 
-def _own(node: Node, before: str, now: str, above: str) -> str:
-    """A node's stored value, from what was in force before and after the nodes above were set to ``above``.
+def _own(node: Node, before: str, now: str, above: str) -> tuple[str, bool]:
+    """A node's stored value, and whether that is sure, from what was in force before and after the nodes above were set.
 
-    Two cases look alike from here, and the answer is then only used where the program changes the node meanwhile: ``none`` and
-    ``ieee`` where everything above said ``ieee`` before (the precise one is taken), and the start value of cuDNN's nodes, which
-    no setter takes (``tf32`` is in force either way).
+    Not sure are two: a node that says ``ieee`` where those above do too may as well hold ``none``; cuDNN's nodes may hold the
+    start value, which no setter takes.
     """
-    if above == "none" or now != above or before == now:
-        return now
-    return before if before == _SHIPPED.get(node) else "none"
+    if now != above:
+        return now, not (above == "none" and node in _SHIPPED)
+    if above == "none" or before != now:
+        return "none", node not in _SHIPPED
+    return now, False

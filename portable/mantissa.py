@@ -32,12 +32,13 @@ _PRODUCTS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 def mantissa_bits(operation: Operation = "matmul", *, device: Any = None, size: int = 64) -> int:
     """Mantissa bits of its float32 inputs that a product really uses here, the implicit one counted.
 
-    24 is float32, 12 HF32, 11 TF32 or float16, 8 bfloat16; 16 the sum of two bfloat16 numbers. Autocast, if on, is part of what
-    is measured.
+    24 is float32, 12 HF32, 11 TF32 or float16, 8 bfloat16; about 17 the sum of two bfloat16 numbers. Autocast, if on, is part
+    of what is measured.
 
-    The probe: an input ``1 + 2^-k`` times 1, less 1, answers ``2^-k`` exactly as long as a rounded input keeps its bit k, else
-    0 (or more, where a tie is rounded up). Other elements are 0 and no sum rounds, so the order of summation does not matter.
-    Both inputs are tried; the one that keeps less counts.
+    The probe: for each k, an input ``1 + f`` times 1, less 1, where ``f`` has every second bit set down to bit k. The answer is
+    ``f`` exactly if the input kept its bit k. (More than one bit is set, since a sum of two short numbers holds ``1 + 2^-k``
+    for any k.) Other elements are 0 and no sum rounds, so the order of summation does not matter. Both inputs are tried; the
+    one that keeps less counts.
 
     Args:
         operation: "matmul", "bmm", "linear", "conv2d".
@@ -56,11 +57,10 @@ def mantissa_bits(operation: Operation = "matmul", *, device: Any = None, size: 
     target = chosen_device(device)
     product = _PRODUCTS[operation]
     probe, ones = torch.zeros(size, size), torch.zeros(size, size)
-    exponents = torch.arange(1, FULL)
-    probe[exponents, 0] = 1 + torch.exp2(-exponents.float())
+    right = torch.tensor([sum(2.0**-bit for bit in range(last, 0, -2)) for last in range(1, FULL)])
+    probe[1:FULL, 0] = 1 + right
     probe[:, 1] = -1
     ones[:2] = 1
-    right = torch.exp2(-exponents.float())
     with torch.no_grad():
         left = product(probe.to(target), ones.to(target)).float().cpu()[1:FULL]
         second = product(ones.t().contiguous().to(target), probe.t().contiguous().to(target)).float().cpu()[:, 1:FULL].t()

@@ -181,6 +181,17 @@ def described(backend: Backend, generation: Generation | None) -> Precision:
     )
 
 
+def operation_bits(backend: Backend, generation: Generation, level: Level) -> tuple[int, int]:
+    """Mantissa bits of (matrix products, convolutions) that a level allows on a generation, from the declarations alone."""
+    settings = [setting for control in backend.precision_controls() for setting in control.documented()]
+
+    def least(governs: str) -> int:
+        allowed = [setting.formats[level] for setting in settings if governs in setting.governs and setting.formats]
+        return min(describe(format_, generation)[0] or FULL for format_ in (None, *allowed))
+
+    return least("matrix products"), least("convolutions")
+
+
 def _least(switches: Sequence[State], governs: str, generation: Generation | None) -> int | None:
     """The fewest mantissa bits that the switches of an operation leave."""
     found = [state for state in switches if governs in state.governs or state.fixed]

@@ -1,9 +1,9 @@
 """The loss scaler that `pt.GradScaler` makes: PyTorch's, with one error of the fused SGD kept out.
 
 PyTorch 2.13, torch/optim/sgd.py, ``_fused_sgd``: the first step of fused SGD with momentum allocates the momentum buffers
-without filling them and leaves that to the kernel. If the scaler has found an overflow the kernel does nothing, the buffers stay
-what the memory held, and the next step takes them for momentum: weights of 1e24 or NaN. A first step that overflows is the rule
-in float16, where the scale starts at 65,536. (The unfused implementations are not called at all for such a step.)
+without filling them and leaves that to the kernel. If the scaler has found an overflow the kernel does nothing, the buffers
+stay what the memory held, and the next step takes them for momentum: weights of 1e24 or NaN. A first step that overflows is the
+rule in float16, where the scale starts at 65,536. (The unfused implementations are not called at all for such a step.)
 """
 
 from __future__ import annotations

@@ -58,6 +58,24 @@ class State:
     fixed: bool = False
 
 
+@dataclass(frozen=True)
+class Setting:
+    """One switch as the documents show it, the same on every machine.
+
+    Attributes:
+        name, governs, default, source: as in `State`.
+        at: level to the value that it has there, if it had its default before.
+        formats: level to the format that this value lets float32 inputs be rounded to; empty for a switch of something else.
+    """
+
+    name: str
+    governs: str
+    default: str
+    at: Mapping[Level, str]
+    formats: Mapping[Level, str | None]
+    source: str
+
+
 class Control:
     """Something that a level turns: one switch or several that hang together.
 
@@ -70,6 +88,10 @@ class Control:
     def states(self, generation: Generation | None) -> Sequence[State]:
         """Its switches as they stand, on devices of this generation."""
         raise NotImplementedError
+
+    def documented(self) -> Sequence[Setting]:
+        """Its switches for the documents."""
+        return ()
 
     def obstacle(self, level: Level, ask: Ask) -> str | None:
         """Why the level cannot be had in this process, None if it can."""
@@ -116,7 +138,8 @@ class Flag(Control):
 
     Attributes:
         key: as in `State.name`.
-        governs, default, source: as in `State`.
+        governs, source: as in `State`.
+        start: its value in a fresh process.
         get: its value; None where it cannot be read.
         set: sets it.
         levels: level to what it becomes: a function of the value before, which answers that value itself where it will do.
@@ -127,7 +150,7 @@ class Flag(Control):
 
     key: str
     governs: str
-    default: str
+    start: Any
     source: str
     get: Callable[[], Any]
     set: Callable[[Any], None]
@@ -140,11 +163,17 @@ class Flag(Control):
     def states(self, generation: Generation | None) -> Sequence[State]:
         now = self.get()
         value = None if now is None else self.text(now)
-        shown = self.default if value is None else value
+        default = self.text(self.start)
+        shown = default if value is None else value
         bits, meaning = describe(self.formats.get(shown), generation) if self.formats else (None, self.words[shown])
         if value is None:
             meaning += " (in a fresh process: this one has not loaded the vendor's package)"
-        return (State(self.key, self.governs, value, self.default, bits, meaning, self.source),)
+        return (State(self.key, self.governs, value, default, bits, meaning, self.source),)
+
+    def documented(self) -> Sequence[Setting]:
+        at = {level: self.text(change(self.start)) for level, change in self.levels.items()}
+        formats = {} if self.formats is None else {level: self.formats.get(value) for level, value in at.items()}
+        return (Setting(self.key, self.governs, self.text(self.start), at, formats, self.source),)
 
     def apply(self, level: Level, ask: Ask) -> Any:
         now = self.get()
@@ -194,6 +223,10 @@ class Environment(Control):
                 self.key, self.governs, os.environ.get(self.key) or "not set", "not set", bits, meaning, self.source, fixed=True
             ),
         )
+
+    def documented(self) -> Sequence[Setting]:
+        unset = "not set"
+        return (Setting(self.key, self.governs, unset, dict.fromkeys(LEVELS, unset), {}, self.source),)
 
     def obstacle(self, level: Level, ask: Ask) -> str | None:
         format_ = self._allowed() if level == "strict" else None

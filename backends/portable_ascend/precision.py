@@ -37,7 +37,7 @@ def _hf32(unit: str, governs: str, default: bool) -> Flag:
     return Flag(
         f"torch.npu.{unit}.allow_hf32",
         governs,
-        str(default),
+        default,
         f"docs: torch_npu.npu.{unit}.allow_hf32",
         get=get,
         set=put,

@@ -29,7 +29,7 @@ def _mode(key: str) -> Environment:
 _HALF = Flag(
     "torch._C._set_cpu_allow_fp16_reduced_precision_reduction",  # PyTorch gives it no public name
     "16-bit sums",
-    "False",
+    False,
     "torch: aten/src/ATen/Context.h, allow_fp16_reduction_cpu",
     get=lambda: torch._C._get_cpu_allow_fp16_reduced_precision_reduction(),  # type: ignore[attr-defined]
     set=lambda value: torch._C._set_cpu_allow_fp16_reduced_precision_reduction(value),  # type: ignore[attr-defined]

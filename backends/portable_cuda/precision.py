@@ -43,7 +43,7 @@ def _sums(kind: str) -> Flag:
     return Flag(
         f"torch.backends.cuda.matmul.allow_{kind}_reduced_precision_reduction",
         "16-bit sums",
-        "True",
+        (True, True),
         _SUMS,
         get=get,
         set=lambda value: put(*value) if isinstance(value, tuple) else put(value),
@@ -59,7 +59,7 @@ def _sums(kind: str) -> Flag:
 _ACCUMULATION = Flag(
     "torch.backends.cuda.matmul.allow_fp16_accumulation",
     "16-bit sums",
-    "False",
+    False,
     "PyTorch notes, 'CUDA semantics': Full FP16 Accumulation in FP16 GEMMs",
     get=lambda: torch._C._get_cublas_allow_fp16_accumulation(),
     set=lambda value: torch._C._set_cublas_allow_fp16_accumulation(value),

@@ -20,7 +20,7 @@ def _tf32() -> Any:
 _ONEDNN = Flag(
     "torch.backends.mkldnn.allow_tf32",
     "matrix products and convolutions",
-    "False",
+    False,
     "torch: aten/src/ATen/Context.cpp, setAllowTF32OneDNN",
     get=_tf32,
     set=lambda value: torch._C._set_onednn_allow_tf32(value),

@@ -132,9 +132,7 @@ def test_a_decorated_function(name: str) -> None:
 # -- float16 that overflows ---------------------------------------------------------------------------------------------------
 
 KINDS = ["SGD", "AdamW", "Adam foreach", "AdamW fused", "SGD fused"]
-KINDS += (
-    ["Adagrad fused"] if os.environ.get("PORTABLE_BACKEND", "cpu") == "cpu" else []
-)  # PyTorch has that kernel for the CPU only
+KINDS += ["Adagrad fused"] if os.environ.get("PORTABLE_BACKEND", "cpu") == "cpu" else []
 START, RATE = 2.0**17, 2.0**-3
 # 2^17 and 2^16 leave float16's range (65,504), 2^15 does not; after three good steps the scale doubles, and overflows again.
 TAKEN = [False, False, True, True, True, False, True]
