@@ -11,6 +11,7 @@ import functools
 import inspect
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -111,11 +112,18 @@ def _restore(entry: Entry) -> None:
         control.restore(saved)
 
 
+def _untraced(function: _Function) -> _Function:
+    """The function, of which Dynamo sees the call only; it is not loaded for this, which takes seconds."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return function if dynamo is None else dynamo.disable(function)
+
+
 class PrecisionLevel:
     """A level for a ``with`` block, for a decorated function, or with `keep` for the process.
 
     It does nothing until one of these is used. A decorated generator has the level while it runs and not between its values; a
-    coroutine from its start to its end, and what else runs while it waits has it too.
+    coroutine from its start to its end, and what else runs while it waits has it too. Around a compiled function it costs a
+    compilation for each level; inside one, PyTorch runs that function uncompiled.
     """
 
     def __init__(self, level: Level) -> None:
@@ -125,11 +133,11 @@ class PrecisionLevel:
 
     def __enter__(self) -> PrecisionLevel:
         self._used = True
-        self._entries.append(enter(self.level, active()))
+        self._entries.append(_untraced(enter)(self.level, active()))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        leave(self._entries.pop())
+        _untraced(leave)(self._entries.pop())
 
     def keep(self) -> None:
         """Set the level for the rest of the process; blocks inside may set others for themselves."""

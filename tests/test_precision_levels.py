@@ -310,6 +310,28 @@ def test_a_compiled_function_under_a_level() -> None:
             assert torch.equal(function(x), right)
 
 
+def test_a_level_inside_a_compiled_function() -> None:
+    """It is in force at each run, whether Dynamo traces what stands inside or not, and not for the rest of the function."""
+    torch.compiler.reset()
+    seen: list[Any] = []
+
+    def watch() -> None:
+        seen.append(levels.in_force())
+
+    @torch.compile(backend="eager")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        with pt.precision("strict"):
+            torch._dynamo.disable(watch)()
+            y = y @ x
+        torch._dynamo.disable(watch)()
+        return y * 2
+
+    for _ in range(3):
+        assert torch.equal(function(torch.ones(2, 2)), torch.full((2, 2), 8.0))
+    assert seen == ["strict", None] * 3
+
+
 # -- bad input -----------------------------------------------------------------------------------------------------------------
 
 
@@ -405,3 +427,26 @@ def test_what_was_fixed_at_the_start_rules_strict_out(variable: str, monkeypatch
     monkeypatch.setenv(variable, "STRICT")
     with pt.precision("strict"):
         assert pt.precision().matmul_bits == 24
+
+
+# -- the command line --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ("--backend cuda --generation 7.5", 0, "no bfloat16 matrix units"),
+        ("--backend ascend --generation 910A", 0, "whatever the switch says"),
+        ("--backend tpu", 2, "portable explain precision: backend 'tpu' was asked for"),
+        ("--backend neuron", 2, "Name a generation: trn1, trn2, trn3"),
+        ("--backend cuda --generation 1.0", 2, "generation '1.0' was asked for"),
+    ],
+)
+def test_the_command(words: str, code: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from portable.cli import app
+
+    monkeypatch.setenv("COLUMNS", "200")
+    done = CliRunner().invoke(app, ["explain", "precision", *words.split()])
+    assert done.exit_code == code and text in " ".join((done.output + done.stderr).split())

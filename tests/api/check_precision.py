@@ -121,6 +121,8 @@ def test_a_decorated_function(name: str) -> None:
     def measured() -> tuple[int, Any]:
         return pt.mantissa_bits(), pt.precision().level
 
+    assert isinstance(pt.precision("fast"), pt.PrecisionLevel)
+
     undo = _reduce(name)
     try:
         assert measured() == measured() == (24, "strict")
