@@ -28,6 +28,7 @@ FLASH = Path(
     "PyTorch's fused CPU kernel",
     (
         common.NOT_FOUR,
+        common.switched_off(0),
         constraint(lambda r: r.empty, "a size is 0"),
         constraint(lambda r: r.dropout > 0, "dropout {dropout:g} is not in the kernel"),
         # Measured on AVX2 (docs/performance.md): the backward pass in bfloat16 takes five times as long as in float32.

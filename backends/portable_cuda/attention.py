@@ -41,6 +41,7 @@ CUDNN = Path(
     "cuDNN's fused attention, through F.scaled_dot_product_attention",
     (
         common.NOT_FOUR,
+        common.switched_off(2),
         constraint(lambda r: r.empty, "a size is 0"),
         constraint(lambda r: capability(r) < (9, 0), "{generation} is older than sm_90, where it is not the faster one"),
         constraint(lambda r: r.dtype not in _HALF, "the dtype is {dtype}, not float16 or bfloat16"),
@@ -63,6 +64,7 @@ FLASH = Path(
     "FlashAttention-2 inside PyTorch",
     (
         common.NOT_FOUR,
+        common.switched_off(0),
         constraint(lambda r: r.empty, "a size is 0"),
         constraint(lambda r: capability(r) < (8, 0), "{generation} is older than sm_80"),
         constraint(lambda r: r.dtype not in _HALF, "the dtype is {dtype}, not float16 or bfloat16"),
@@ -83,6 +85,7 @@ EFFICIENT = Path(
     "xFormers' memory-efficient attention inside PyTorch",
     (
         common.NOT_FOUR,
+        common.switched_off(1),
         constraint(lambda r: r.empty, "a size is 0"),
         constraint(lambda r: capability(r) < (5, 0), "{generation} is older than sm_50"),
         constraint(lambda r: r.dtype == "float64", "the dtype is float64"),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from portable.attn.canonical import Canonical, boolean
+from portable.attn.canonical import Canonical, blind_rows, boolean, guarded, numbers
 from portable.attn.path import Adaptation, Answer, Arguments, changed
 from portable.attn.request import MaskTraits, Request
 
@@ -134,45 +132,23 @@ BOOLEAN = Adaptation(
 
 def _additive_before(a: Arguments) -> Arguments:
     mask = a.mask
-    bias = mask.bias(0, mask.queries, 0, mask.keys, a.query.dtype)
-    allowed = mask.to(a.query.device).allowed(0, mask.queries, 0, mask.keys)
-    if bias is None:
-        bias = torch.zeros((), dtype=a.query.dtype, device=a.query.device)
-    if allowed is not None:
-        bias = torch.where(allowed, bias.to(a.query.device), float("-inf"))
-    return replace(a, mask=Canonical(mask.queries, mask.keys, additive=bias.to(a.query.dtype)))
+    return replace(a, mask=Canonical(mask.queries, mask.keys, additive=numbers(mask, a.query.device, a.query.dtype)))
 
 
 ADDITIVE = Adaptation(
     "additive mask",
     lambda r: changed(r, mask=replace(_dense_traits(r.mask), kind="additive tensor")),
-    lambda r: f"mask and bias are made one tensor: {_bytes(r.mask_bytes)}",
+    lambda r: f"mask and bias are made one tensor: {_bytes(r.mask_bytes)}, kept for the next call",
     _additive_before,
 )
 
 
-def _blind(mask: Canonical) -> Tensor:
-    """Which rows see no key, (B or 1, H or 1, Lq or 1, 1)."""
-    if mask.dense is not None:
-        found = ~mask.dense.any(-1, keepdim=True)
-    else:
-        assert mask.additive is not None
-        found = (mask.additive == float("-inf")).all(-1, keepdim=True)
-    while found.dim() < 4:
-        found = found.unsqueeze(0)
-    return found
-
-
 def _guard_before(a: Arguments) -> Arguments:
-    blind = _blind(a.mask)
-    if a.mask.dense is not None:
-        return replace(a, mask=replace(a.mask, dense=a.mask.dense | blind))
-    assert a.mask.additive is not None
-    return replace(a, mask=replace(a.mask, additive=a.mask.additive.masked_fill(blind, 0.0)))
+    return replace(a, mask=guarded(a.mask))
 
 
 def _guard_after(given: Arguments, answer: Answer) -> Answer:
-    return answer[0].masked_fill(_blind(given.mask), 0.0), answer[1]
+    return answer[0].masked_fill(blind_rows(given.mask), 0.0), answer[1]
 
 
 GUARD_ROWS = Adaptation(

@@ -35,6 +35,11 @@ def _call(query: Tensor, key: Tensor, tensors: Sequence[Tensor | None], seed: Te
     return blockwise.Call(mask, scale, dropout, 0 if seed is None else int(seed))
 
 
+def _not_cast(query: Tensor) -> Any:
+    """Inside, products are float32 for a reason: a backward pass may be run within autocast, which would round them."""
+    return torch.autocast(query.device.type, enabled=False)
+
+
 @torch.library.custom_op("portable::blockwise_attention", mutates_args=())
 def _attention(
     query: Tensor,
@@ -54,7 +59,8 @@ def _attention(
     with_sums: bool,
 ) -> tuple[Tensor, Tensor]:
     tensors = (lengths, ids, query_ids, prefix, slopes, dense, additive)
-    out, sums = blockwise.forward(query, key, value, _call(query, key, tensors, seed, band, scale, dropout), with_sums)
+    with _not_cast(query):
+        out, sums = blockwise.forward(query, key, value, _call(query, key, tensors, seed, band, scale, dropout), with_sums)
     return out, query.new_empty(0) if sums is None else sums
 
 
@@ -81,7 +87,8 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tensors = (lengths, ids, query_ids, prefix, slopes, dense, additive)
     call = _call(query, key, tensors, seed, band, scale, dropout)
-    *found, of_mask = blockwise.backward(grad, grad_sums, query, key, value, out, call, wants_mask)
+    with _not_cast(query):
+        *found, of_mask = blockwise.backward(grad, grad_sums, query, key, value, out, call, wants_mask)
     return found[0], found[1], found[2], query.new_empty(0) if of_mask is None else of_mask
 
 

@@ -6,27 +6,13 @@ cannot take as it is, it gets as a boolean or additive tensor from here, built o
 
 from __future__ import annotations
 
-import weakref
-from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from portable.attn.masks import (
-    ALiBi,
-    Causal,
-    CausalBottomRight,
-    Dense,
-    Document,
-    Mask,
-    Padding,
-    PrefixLM,
-    SlidingWindow,
-    as_mask,
-)
-from portable.errors import ConfigurationError
+from portable.attn.kept import kept
 
 ANY = 2**31 - 1
 
@@ -95,9 +81,27 @@ class Canonical:
 
     def to(self, device: torch.device) -> Canonical:
         """With its tensors on a device."""
-        names = ("lengths", "ids", "query_ids", "prefix", "slopes")
-        moved = {name: getattr(self, name).to(device) for name in names if getattr(self, name) is not None}
-        return replace(self, **moved) if any(t is not getattr(self, n) for n, t in moved.items()) else self
+        moved: dict[str, Any] = {
+            name: _moved(tensor, device)
+            for name in ("lengths", "ids", "query_ids", "prefix", "slopes")
+            if (tensor := getattr(self, name)) is not None and tensor.device != device
+        }
+        return replace(self, **moved) if moved else self
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What `portable.attn.api.traits` depends on beside the call's sizes: hashable, and cheap."""
+        dense, additive = self.dense, self.additive
+        return (
+            self.low,
+            self.high,
+            self.lengths is None,
+            self.ids is None,
+            self.prefix is None,
+            self.slopes is None,
+            None if dense is None else (dense.shape, dense.device),
+            None if additive is None else (additive.shape, additive.device, additive.requires_grad),
+        )
 
     def columns(self, start: int, stop: int) -> tuple[int, int]:
         """The range of columns that rows start to stop (not included) can reach by the band and the prefix."""
@@ -167,166 +171,73 @@ def _band_words(mask: Canonical) -> str:
     )
 
 
-@dataclass
-class _Builder:
-    found: Canonical
-    batch: int
-    heads: int
-    dense: list[Tensor] = field(default_factory=list)
-
-    def add(self, mask: Mask) -> None:
-        shift = self.found.keys - self.found.queries
-        if isinstance(mask, Causal):
-            self._band(-ANY, 0)
-        elif isinstance(mask, CausalBottomRight):
-            self._band(-ANY, shift)
-        elif isinstance(mask, SlidingWindow):
-            self._band(-ANY if mask.left is None else shift - mask.left, ANY if mask.right is None else shift + mask.right)
-        elif isinstance(mask, Padding):
-            lengths = mask.lengths if self.found.lengths is None else torch.minimum(self.found.lengths, mask.lengths)
-            self._check("Padding", "lengths", lengths, (self.batch,))
-            self.found = replace(self.found, lengths=lengths)
-        elif isinstance(mask, Document):
-            self._documents(mask)
-        elif isinstance(mask, PrefixLM):
-            self._once("prefix", "PrefixLM")
-            n = mask.n if isinstance(mask.n, Tensor) else torch.tensor([mask.n])
-            if n.numel() not in (1, self.batch):
-                self._check("PrefixLM", "n", n, (self.batch,))
-            self.found = replace(self.found, prefix=n, prefix_high=shift)
-        elif isinstance(mask, ALiBi):
-            self._once("slopes", "ALiBi")
-            slopes = mask.slopes if mask.slopes.dim() == 2 else mask.slopes.unsqueeze(0)
-            if slopes.shape[1] != self.heads or slopes.shape[0] not in (1, self.batch):
-                self._check("ALiBi", "slopes", mask.slopes, (self.heads,))
-            self.found = replace(self.found, slopes=slopes)
-        elif isinstance(mask, Dense):
-            self._tensor(mask.tensor)
-        else:
-            raise ConfigurationError(f"a mask of {type(mask).__name__} was given, which is none of portable's. Pass a tensor.")
-
-    def _band(self, low: int, high: int) -> None:
-        self.found = replace(self.found, low=max(self.found.low, low), high=min(self.found.high, high))
-
-    def _once(self, name: str, shown: str) -> None:
-        if getattr(self.found, name) is not None:
-            raise ConfigurationError(f"{shown} was given twice in one mask. Join them in one tensor, or leave one out.")
-
-    def _check(self, name: str, argument: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-        if tuple(tensor.shape) != shape:
-            raise ConfigurationError(
-                f"{name} was given {argument} of shape {tuple(tensor.shape)} with a batch of {self.batch} and {self.heads} "
-                f"heads. Give shape {shape}."
-            )
-
-    def _documents(self, mask: Document) -> None:
-        self._once("ids", "Document")
-        ids = mask.ids if mask.ids.dim() == 2 else mask.ids.unsqueeze(0)
-        given = mask.query_ids
-        queries = ids if given is None else given if given.dim() == 2 else given.unsqueeze(0)
-        if given is None and self.found.queries != self.found.keys:
-            raise ConfigurationError(
-                f"Document was given one list of ids with {self.found.queries} queries and {self.found.keys} keys. Give "
-                "query_ids too."
-            )
-        for name, tensor, length in (("ids", ids, self.found.keys), ("query_ids", queries, self.found.queries)):
-            if tensor.shape[1] != length or tensor.shape[0] not in (1, self.batch):
-                self._check("Document", name, tensor, (self.batch, length))
-        self.found = replace(self.found, ids=ids, query_ids=queries)
-
-    def _tensor(self, tensor: Tensor) -> None:
-        target = (self.batch, self.heads, self.found.queries, self.found.keys)
-        try:
-            fits = tuple(torch.broadcast_shapes(tuple(tensor.shape), target)) == target and tensor.dim() <= 4
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise ConfigurationError(
-                f"a mask of shape {tuple(tensor.shape)} was given, which does not broadcast to (batch, heads, queries, keys) = "
-                f"{target}. Reshape it."
-            )
-        if tensor.dtype == torch.bool:
-            dense = tensor if self.found.dense is None else self.found.dense & tensor
-            self.found = replace(self.found, dense=dense)
-        elif tensor.is_floating_point():
-            additive = tensor if self.found.additive is None else self.found.additive + tensor
-            self.found = replace(self.found, additive=additive)
-        else:
-            raise ConfigurationError(
-                f"a mask of dtype {str(tensor.dtype)[6:]} was given. Pass bool (True: attend) or numbers to add to the scores."
-            )
-
-
-def canonical(mask: Mask | Tensor | None, batch: int, heads: int, queries: int, keys: int) -> Canonical:
-    """The forms of a specification for a call's sizes.
-
-    Raises:
-        ConfigurationError: it does not fit the sizes.
-    """
-    builder = _Builder(Canonical(queries, keys), batch, heads)
-    if mask is not None:
-        for part in as_mask(mask).parts():
-            builder.add(recognised(part) if isinstance(part, Dense) else part)
-    return builder.found
-
-
-# -- tensors that are a specification ------------------------------------------------------------------------------------------
-
-_SEEN_LIMIT = 64
-_seen: OrderedDict[int, tuple[Any, int, Mask | None]] = OrderedDict()
-
-
-def recognised(mask: Dense) -> Mask:
-    """A causal specification in place of a boolean tensor that says the same, found once per tensor and version of it."""
-    tensor = mask.tensor
-    if tensor.dtype != torch.bool or tensor.dim() < 2 or tensor.shape[:-2].numel() != 1 or torch.compiler.is_compiling():
-        return mask
-    version = tensor._version
-    known = _seen.get(id(tensor))
-    if known is not None and known[0]() is tensor and known[1] == version:
-        return known[2] or mask
-    found: Mask | None = None
-    if min(tensor.shape[-2:]) > 1:
-        square = tensor.reshape(tensor.shape[-2:])
-        # One row tells most of them apart before the whole is compared.
-        if not bool(square[0, 1]) and bool(square[0, 0]) and torch.equal(square, torch.ones_like(square).tril_()):
-            found = Causal()
-    _seen[id(tensor)] = (weakref.ref(tensor), version, found)
-    while len(_seen) > _SEEN_LIMIT:
-        _seen.popitem(last=False)
-    return found or mask
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    return kept(("moved", device), (tensor,), lambda: tensor.to(device))
 
 
 # -- tensors of a specification ------------------------------------------------------------------------------------------------
 
-_BUILT_BYTES = 256 * 2**20
-_built: OrderedDict[tuple[Any, ...], tuple[Any, Tensor]] = OrderedDict()
+
+def _owners(mask: Canonical) -> tuple[Tensor, ...]:
+    return tuple(t for t in (*mask.tensors, mask.query_ids) if t is not None)
+
+
+def _key(name: str, mask: Canonical, *more: Any) -> tuple[Any, ...]:
+    return (name, mask.queries, mask.keys, mask.low, mask.high, mask.prefix_high, mask.signature[2:6], *more)
 
 
 def boolean(mask: Canonical, device: torch.device) -> Tensor | None:
     """The whole specification without its bias as one boolean tensor (True: attend), kept for the next call; None for all."""
+    if mask.trivial:
+        return None
     if mask.only_band:
-        if not mask.banded:
-            return None
-        key = ("band", mask.queries, mask.keys, mask.low, mask.high, device)
-        if key in _built:
-            _built.move_to_end(key)
-            return _built[key][1]
-        return _keep(key, None, _band(mask, device))
-    return mask.to(device).allowed(0, mask.queries, 0, mask.keys)
+        return kept(_key("band", mask, device), (), lambda: _band(mask, device))
+    if mask.dense is not None and sum(t is not None for t in mask.tensors) == 1 and not mask.banded:
+        return mask.dense
+    mask = mask.to(device)
+    return kept(_key("boolean", mask, device), _owners(mask), lambda: mask.allowed(0, mask.queries, 0, mask.keys))
+
+
+def numbers(mask: Canonical, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The whole specification as one tensor that is added to the scores (-inf: masked), kept for the next call."""
+    mask = mask.to(device)
+    return kept(_key("numbers", mask, device, dtype), _owners(mask), lambda: _numbers(mask, device, dtype))
+
+
+def _numbers(mask: Canonical, device: torch.device, dtype: torch.dtype) -> Tensor:
+    bias = mask.bias(0, mask.queries, 0, mask.keys, dtype)
+    allowed = boolean(replace(mask, slopes=None, additive=None), device)
+    if bias is None:
+        bias = torch.zeros((), dtype=dtype, device=device)
+    return (bias if allowed is None else torch.where(allowed, bias, float("-inf"))).to(dtype)
+
+
+def blind_rows(mask: Canonical) -> Tensor:
+    """Which rows of a mask that is one tensor see no key, (B or 1, H or 1, Lq or 1, 1)."""
+    tensor = mask.dense if mask.dense is not None else mask.additive
+    assert tensor is not None
+    return kept(("blind",), (tensor,), lambda: _blind_rows(tensor))
+
+
+def _blind_rows(tensor: Tensor) -> Tensor:
+    found = (~tensor if tensor.dtype == torch.bool else tensor == float("-inf")).all(-1, keepdim=True)
+    while found.dim() < 4:
+        found = found.unsqueeze(0)
+    return found
+
+
+def guarded(mask: Canonical) -> Canonical:
+    """A mask that is one tensor, with rows that see no key let see all."""
+    if mask.dense is not None:
+        dense = mask.dense
+        return replace(mask, dense=kept(("guarded",), (dense,), lambda: dense | blind_rows(mask)))
+    additive = mask.additive
+    assert additive is not None
+    return replace(mask, additive=kept(("guarded",), (additive,), lambda: additive.masked_fill(blind_rows(mask), 0.0)))
 
 
 def _band(mask: Canonical, device: torch.device) -> Tensor:
     whole = torch.ones(mask.queries, mask.keys, dtype=torch.bool, device=device)
     if mask.high < mask.keys - 1:
-        whole = whole.tril_(mask.high)
-    return whole.triu_(mask.low) if mask.low > -mask.queries else whole
-
-
-def _keep(key: tuple[Any, ...], owner: Any, tensor: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():
-        return tensor
-    _built[key] = (owner, tensor)
-    while sum(t.nbytes for _, t in _built.values()) > _BUILT_BYTES and len(_built) > 1:
-        _built.popitem(last=False)
-    return tensor
+        whole = whole.tril_(max(mask.high, -mask.queries))
+    return whole.triu_(min(mask.low, mask.keys)) if mask.low > -mask.queries else whole

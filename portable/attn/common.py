@@ -9,13 +9,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from portable.attn import adaptations, blockwise
 from portable.attn.adaptations import BOOLEAN, UNSQUEEZE
-from portable.attn.path import Answer, Arguments, Path, constraint
+from portable.attn.path import Answer, Arguments, Constraint, Path, constraint
 from portable.attn.request import Request
+
+_KERNELS = ("flash", "memory-efficient", "cuDNN")
 
 NOT_FOUR = constraint(lambda r: r.dims != 4, "inputs have {dims} dimensions, not 4", UNSQUEEZE)
 STRIDED = constraint(
     lambda r: not r.dense_last, "the last dimension of query, key or value is not contiguous", adaptations.CONTIGUOUS
 )
+
+
+def switched_off(index: int) -> Constraint:
+    """One of PyTorch's kernels must not be switched off; by its place in `portable.attn.request.Request.off`."""
+    return constraint(
+        lambda r: r.off[index],
+        f"PyTorch's {_KERNELS[index]} kernel is switched off (torch.nn.attention.sdpa_kernel or torch.backends.cuda)",
+    )
+
+
 NO_LSE = constraint(lambda r: r.lse, "the log-sum-exp is wanted, which it does not give")
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from portable.attn.api import request_of, traits
-from portable.attn.canonical import canonical
+from portable.attn.api import request_of
+from portable.attn.building import canonical
+from portable.attn.describe import traits
 from portable.attn.masks import Causal, CausalBottomRight, Mask, PrefixLM, SlidingWindow
 from portable.attn.request import Request
 from portable.attn.select import fits
@@ -206,8 +207,9 @@ def _named(name: str, batch: int, heads: int, queries: int, keys: int) -> Mask |
         "window": lambda: SlidingWindow(*(numbers or [256])),
         "prefix": lambda: PrefixLM(*(numbers or [1])),
         "padding": lambda: Padding([keys] * batch),
-        "boolean": lambda: torch.ones(1, 1, dtype=torch.bool).expand(queries, keys),
-        "additive": lambda: torch.zeros(1, 1).expand(queries, keys),
+        # Patterns that no specification says, or they would be taken for one.
+        "boolean": lambda: (torch.arange(keys) % 2 == 0).expand(queries, keys),
+        "additive": lambda: torch.full((1, 1), 0.5).expand(queries, keys),
         "alibi": lambda: ALiBi(alibi_slopes(heads)),
     }
     if kind not in plain:

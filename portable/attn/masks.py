@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,16 @@ from portable.errors import ConfigurationError
 
 
 class Mask:
-    """Base of all specifications."""
+    """Base of all specifications.
+
+    Attributes:
+        token: what tells it from others, hashable; None where that is a tensor.
+    """
+
+    @property
+    def token(self) -> Any:
+        """See the class."""
+        return None
 
     def __and__(self, other: Mask | Tensor) -> Mask:
         return Intersection((*self.parts(), *as_mask(other).parts()))
@@ -34,6 +44,8 @@ class Mask:
 class Causal(Mask):
     """Row r attends to columns 0 to r: aligned at the top left, as PyTorch's ``is_causal``."""
 
+    token: ClassVar[Any] = ("causal",)
+
 
 @dataclass(frozen=True)
 class CausalBottomRight(Mask):
@@ -42,6 +54,8 @@ class CausalBottomRight(Mask):
     What decoding and chunked prefill with a cache need, where the queries are the last of the positions. As
     ``torch.nn.attention.bias.causal_lower_right`` and FlashAttention from 2.1 on.
     """
+
+    token: ClassVar[Any] = ("bottom right",)
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,11 @@ class SlidingWindow(Mask):
                 raise ConfigurationError(
                     f"SlidingWindow was given {name}={value!r}. Give a number of keys, 0 or more, or None for no limit."
                 )
+
+    @property
+    def token(self) -> Any:
+        """See `Mask`."""
+        return ("window", self.left, self.right)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +132,11 @@ class PrefixLM(Mask):
         elif isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 0:
             raise ConfigurationError(f"PrefixLM was given n={self.n!r}. Give a number of keys, 0 or more, or a tensor (B,).")
 
+    @property
+    def token(self) -> Any:
+        """See `Mask`."""
+        return None if isinstance(self.n, Tensor) else ("prefix", self.n)
+
 
 @dataclass(frozen=True, eq=False)
 class ALiBi(Mask):
@@ -129,6 +153,19 @@ class ALiBi(Mask):
             raise ConfigurationError(f"ALiBi was given slopes={_shown(self.slopes)}. Give a float tensor (H,) or (B, H).")
 
 
+@dataclass(frozen=True)
+class Band(Mask):
+    """Row r attends to the columns r + low to r + high: what a recognised tensor says."""
+
+    low: int
+    high: int
+
+    @property
+    def token(self) -> Any:
+        """See `Mask`."""
+        return ("band", self.low, self.high)
+
+
 @dataclass(frozen=True, eq=False)
 class Dense(Mask):
     """A tensor that broadcasts to (B, H, Lq, Lk): boolean, True for what is attended to; or numbers added to the scores."""
@@ -141,6 +178,15 @@ class Intersection(Mask):
     """What all of several specifications allow; biases add up."""
 
     members: tuple[Mask, ...]
+
+    def __post_init__(self) -> None:
+        tokens = tuple(member.token for member in self.members)
+        object.__setattr__(self, "_token", None if None in tokens else tokens)
+
+    @property
+    def token(self) -> Any:
+        """See `Mask`."""
+        return self._token  # type: ignore[attr-defined]
 
     def parts(self) -> tuple[Mask, ...]:
         return self.members

@@ -60,6 +60,7 @@ class Request:
         lse: the log-sum-exp is wanted.
         compiled: within torch.compile.
         packed: sequences lie one behind another (cu_seqlens).
+        off: PyTorch's flash, efficient and cuDNN kernels that ``torch.nn.attention.sdpa_kernel`` has switched off.
     """
 
     device: str
@@ -81,6 +82,7 @@ class Request:
     lse: bool = False
     compiled: bool = False
     packed: bool = False
+    off: tuple[bool, bool, bool] = (False, False, False)
 
     @property
     def itemsize(self) -> int:

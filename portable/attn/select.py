@@ -66,4 +66,7 @@ _remembered = lru_cache(maxsize=4096)(_find)
 
 def forget() -> None:
     """Choose anew from now on: for tests, and after installing a plugin."""
+    from portable.attn import api
+
     _remembered.cache_clear()
+    api.forget()

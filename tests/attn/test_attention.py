@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import portable as pt
-from portable.attn import blockwise, canonical, policy, select
+from portable.attn import blockwise, building, canonical, kept, policy, select
 
 HERE = Path(__file__).parent
 VENDOR = HERE.parents[1] / ".vendor"
@@ -152,12 +152,13 @@ def test_a_tensor_that_is_causal_is_recognised_once_for_each_version() -> None:
 def test_caches_are_bounded() -> None:
     for size in range(2, 200):
         mask = torch.ones(size, size).tril().bool()
-        canonical.canonical(mask, 1, 1, size, size)
-    assert len(canonical._seen) <= canonical._SEEN_LIMIT
+        building.canonical(mask, 1, 1, size, size)
+    assert len(kept._entries) <= kept.ENTRIES
     for size in range(1000, 1020):
-        canonical.boolean(canonical.canonical(pt.SlidingWindow(3), 1, 1, 8 * size, 8 * size), torch.device("cpu"))
-    assert sum(t.nbytes for _, t in canonical._built.values()) <= canonical._BUILT_BYTES
-    canonical._built.clear()
+        canonical.boolean(building.canonical(pt.SlidingWindow(3), 1, 1, 8 * size, 8 * size), torch.device("cpu"))
+    assert 0 < kept.held() <= kept.BYTES
+    kept.forget()
+    assert kept.held() == 0
     gc.collect()
 
 
