@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ pytestmark = pytest.mark.skipif(
     reason="this PyTorch was built without gloo, which carries the bytes",
 )
 
+# C++'s word for a thread that is destroyed while it runs. None of ours is C++; it was seen once in some fifty runs, on a busy
+# machine, and not again under a debugger's eye. Said aloud when it happens, and once only.
+_ABORT = "terminate called without an active exception"
+
 
 @pytest.fixture(scope="module", params=["told nothing", "told hccl and two devices"])
 def found(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -32,10 +37,14 @@ def found(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
         "PORTABLE_ASCEND_HOST": f"910B2,devices=2,path={VENDOR}" if told else f"path={VENDOR}",
         "PORTABLE_BACKEND": "ascend",
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
     }
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, str(folder)]
     launcher += ["hccl"] if told else []
     done = subprocess.run(launcher, env=environment, capture_output=True, text=True, timeout=170)
+    if done.returncode and _ABORT in done.stderr:
+        warnings.warn(f"a process aborted, and both were started again: {done.stderr[-4000:]}", stacklevel=1)
+        done = subprocess.run(launcher, env=environment, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
     name = "hccl" if told else "cpu:gloo,npu:hccl"  # asked for, and pt.distributed.init()'s own choice
