@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(
     reason="this PyTorch was built without gloo, which carries the bytes",
 )
 
-# C++'s word for a thread that is destroyed while it runs. None of ours is C++; it was seen once in some fifty runs, on a busy
-# machine, and not again under a debugger's eye. Said aloud when it happens, and once only.
+# C++'s word for a thread that is destroyed while it runs; the runtime here starts none in C++. Seen once, in a full run of the
+# tests; 18 runs of this script on a busy machine did not show it again. Said aloud when it happens, and tried once more.
 _ABORT = "terminate called without an active exception"
 
 
