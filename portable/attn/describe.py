@@ -94,6 +94,12 @@ def backend_of(device: torch.device) -> Backend:
     Raises:
         ConfigurationError: none has.
     """
+    if torch.compiler.is_compiling():
+        _known_before(device.type, device.index or 0)
+    return _serving(device)
+
+
+def _serving(device: torch.device) -> Backend:
     chosen = active()
     if chosen.spec.device_type == device.type:
         return chosen
@@ -113,3 +119,13 @@ def generation_of(backend: Backend, device: torch.device) -> str:
 
 
 _generations: dict[tuple[str, int], str] = {}
+
+
+def _known_before(device_type: str, index: int) -> None:
+    """The first call of a process may be a compiled one, and Dynamo cannot trace how backends are found and devices asked."""
+    device = torch.device(device_type, index)
+    generation_of(_serving(device), device)
+
+
+# All that torch.compiler.assume_constant_result does, which would load Dynamo: it is run while a call is traced.
+_known_before._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def kept(key: tuple[Any, ...], owners: Sequence[Tensor], build: Callable[[], T])
     Nothing is kept under torch.compile, while another mode watches PyTorch's operators (fake tensors are no numbers), and for
     owners whose changes cannot be seen: those that require a gradient and those made in inference mode.
     """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or any(_changing(owner) for owner in owners):
+    if watched() or any(_changing(owner) for owner in owners):
         return build()
     full, roots = (*key, *map(_identity, owners)), tuple(map(_root, owners))
     found = _entries.get(full)
@@ -43,6 +43,15 @@ def kept(key: tuple[Any, ...], owners: Sequence[Tensor], build: Callable[[], T])
         made = build()
     _keep(full, tuple((weakref.ref(root), root._version) for root in roots), made)
     return made
+
+
+def watched() -> bool:
+    """Whether tensors may be no numbers: torch.compile traces, another mode sees operators, or functorch transforms them."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.maybe_current_level() is not None
+    )
 
 
 def _root(owner: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from portable.attn.canonical import ANY, Canonical, boolean
-from portable.attn.kept import kept
+from portable.attn.kept import kept, watched
 from portable.attn.masks import Band, Dense, Mask
 
 # Looking at a tensor makes the host wait for an accelerator. Where masks are made anew at each step that would cost more than
@@ -39,8 +39,8 @@ def recognised(mask: Dense) -> Mask:
         or min(tensor.shape[-2:]) < 2
         or tensor.requires_grad
         or not (tensor.dtype == torch.bool or tensor.is_floating_point())
-        or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
+        or tensor.is_meta
+        or watched()
         or tensor.is_inference()  # its changes cannot be seen
     ):
         return mask

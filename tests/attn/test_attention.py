@@ -109,6 +109,18 @@ def test_the_graph_stays_whole(mask: str | None) -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_the_first_call_of_a_process_may_be_compiled() -> None:
+    code = """
+import torch, portable as pt
+query = torch.randn(1, 2, 16, 8)
+call = torch.compile(lambda q: pt.attention(q, q, q, mask=pt.Causal()), fullgraph=True, backend="eager")
+right = torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+torch.testing.assert_close(call(query), right)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_gradcheck_of_the_blockwise_path() -> None:
     tensors = [torch.randn(1, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (5, 7, 7)]
     bias = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
